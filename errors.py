@@ -1,0 +1,86 @@
+"""The one error tree of leafsum. Every text says what was expected, what was found, where, and what to do.
+
+    LeafsumError
+    ├── ConfigError          a setting, flag, variable or argument is wrong (exit code 2)
+    │   └── PromptError      a prompt or sampling parameter cannot be served; the pool goes on
+    ├── ModelError           a model folder is missing, damaged, or of an unknown family (exit code 2)
+    ├── ProtocolError        a control-plane message is malformed, oversized or unexpected
+    ├── TransportError       a collective between ranks failed: most often a peer is gone
+    ├── RequestFailed        one request failed alone (its logits were not finite)
+    ├── RankError            a rank reported an exception; carries rank, step and traceback
+    │   └── RankMismatch     ranks disagree about a step's tokens or residual bits, or about settings at start
+    ├── RankLost             a rank or the coordinator died; carries the exit status
+    ├── DeadlineExceeded     a named wait ran past its deadline
+    ├── PoolClosed           the pool was closed while the call was under way, or before it
+    └── ReceiptMismatch      arms of a receipt differ (exit code 1)
+"""
+
+from __future__ import annotations
+
+
+class LeafsumError(Exception):
+    """Base of every error that leafsum raises on purpose."""
+
+
+class ConfigError(LeafsumError):
+    """A setting, flag, environment variable or argument is wrong."""
+
+
+class PromptError(ConfigError):
+    """A prompt or a sampling parameter cannot be served by this pool; other requests are not touched."""
+
+
+class ModelError(LeafsumError):
+    """A model folder is missing, damaged, incomplete, or of a family that is not supported."""
+
+
+class ProtocolError(LeafsumError):
+    """A control-plane message is malformed, too large, or not expected in this state."""
+
+
+class TransportError(LeafsumError):
+    """A collective between ranks failed; the transport is of no further use. Most often a peer is gone."""
+
+
+class RequestFailed(LeafsumError):
+    """One request failed alone; the others go on."""
+
+
+class RankError(LeafsumError):
+    """A rank reported an exception. `rank`, `step` and `traceback_text` say where."""
+
+    def __init__(self, message: str, *, rank: int, step: int, traceback_text: str = "") -> None:
+        super().__init__(message)
+        self.rank = rank
+        self.step = step
+        self.traceback_text = traceback_text
+
+
+class RankMismatch(RankError):
+    """Ranks disagree: about a step's tokens or residual bits, or about what they are at start."""
+
+
+class RankLost(LeafsumError):
+    """A process of the gang is gone. `role` names it, `exit_status` is its exit code (negative: signal)."""
+
+    def __init__(self, message: str, *, role: str, exit_status: int | None) -> None:
+        super().__init__(message)
+        self.role = role
+        self.exit_status = exit_status
+
+
+class DeadlineExceeded(LeafsumError):
+    """A named wait ran past its deadline. `what` is the wait, `timeout_s` its length in seconds."""
+
+    def __init__(self, message: str, *, what: str, timeout_s: float) -> None:
+        super().__init__(message)
+        self.what = what
+        self.timeout_s = timeout_s
+
+
+class PoolClosed(LeafsumError):
+    """The pool was closed before or during the call."""
+
+
+class ReceiptMismatch(LeafsumError):
+    """Arms of a receipt that must be equal are not."""

@@ -1,0 +1,43 @@
+"""What all tests share: options, skips with their reasons, and an environment free of the user's settings."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+for name in [name for name in os.environ if name.startswith("LEAFSUM_")]:
+    del os.environ[name]
+os.environ["HF_HUB_OFFLINE"] = "1"  # read once, when huggingface_hub or transformers is first imported
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--full", action="store_true", help="also run the tests marked full, which take minutes")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if not config.getoption("--full"):
+        skip_marked(items, "full", "takes minutes: run with --full")
+    if any("gpu" in item.keywords for item in items) and not has_gpu():
+        skip_marked(items, "gpu", "needs a CUDA GPU: torch.cuda.is_available() is False")
+
+
+def skip_marked(items: list[pytest.Item], marker: str, reason: str) -> None:
+    for item in items:
+        if marker in item.keywords:
+            item.add_marker(pytest.mark.skip(reason=reason))
+
+
+def has_gpu() -> bool:
+    import torch  # only when a test asks for it: the import takes seconds
+
+    return torch.cuda.is_available()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def cache_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A cache folder for the run: the demonstration model is made once in it, the user's own cache stays as it is."""
+    folder = tmp_path_factory.mktemp("cache")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(folder))
+        yield folder
