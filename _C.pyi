@@ -1,0 +1,133 @@
+"""Type stubs of leafsum._C, the CPU kernels (csrc/cpu), in the orders of docs/numerics.md.
+
+Arrays are C-contiguous numpy arrays of exactly the dtype named; nothing is converted in silence. A wrong dtype, shape or
+layout raises ValueError and names the argument. M = rows, K = reduced axis, N = columns, H = hidden, D = head width.
+`dtype` is the compute dtype: "float32", "bfloat16" or "float16". 16-bit storage is uint16 bits.
+Every kernel gives the same bits for any number of threads and any instruction set.
+"""
+
+import numpy as np
+from numpy.typing import NDArray
+
+F32 = NDArray[np.float32]
+I32 = NDArray[np.int32]
+I64 = NDArray[np.int64]
+U16 = NDArray[np.uint16]
+U64 = NDArray[np.uint64]
+Bool = NDArray[np.bool_]
+Storage = F32 | U16
+
+COLUMNS_PER_BLOCK: int
+"""Columns in one block of a packed weight (16)."""
+
+# Machine: threads, instruction sets, float environment.
+def set_num_threads(num_threads: int) -> None: ...
+def num_threads() -> int: ...
+def instruction_sets() -> list[str]:
+    """Names this machine can run, best first; always ends with "plain"."""
+
+def set_instruction_set(name: str) -> None: ...
+def instruction_set() -> str: ...
+def subnormals_kept() -> bool:
+    """True when neither flush-to-zero nor denormals-are-zero is on in the calling thread and in every kernel thread."""
+
+# Functions of one FP32 argument, correctly rounded; any shape.
+def exp(x: F32) -> F32: ...
+def log(x: F32) -> F32: ...
+def sin(x: F32) -> F32: ...
+def cos(x: F32) -> F32: ...
+def sigmoid(x: F32) -> F32: ...
+def softplus(x: F32) -> F32: ...
+
+# Rounding to the compute dtype (nearest even, subnormals kept).
+def round_to(x: F32, dtype: str) -> F32:
+    """FP32 values that hold x rounded to dtype."""
+
+def narrow(x: F32, dtype: str) -> Storage:
+    """x rounded to dtype, as storage: float32, or uint16 bits."""
+
+def widen(x: Storage, dtype: str) -> F32:
+    """The FP32 values of storage of dtype; exact."""
+
+# Linears.
+def pack_weight(weight: Storage, dtype: str) -> Storage:
+    """[N, K] storage of dtype -> [ceil(N/16), K, 16], columns past N are zero: the K order of the kernels."""
+
+def linear(x: F32, packed: Storage, dtype: str, num_columns: int, leaf_k: int, bias: F32 | None) -> F32:
+    """x [M, K], rounded to dtype, times a packed weight -> [M, num_columns].
+
+    leaf_k = 0: wide (k ascending by fma from +0.0 over the whole of K). leaf_k > 0: narrow (leaves of leaf_k elements of K,
+    the last one may be short; the first taken as it is, the others added ascending). bias [num_columns] is added once, last.
+    """
+
+def linear_leaves(x: F32, packed: Storage, dtype: str, num_columns: int, leaf_k: int) -> F32:
+    """Row-split: the raw leaves, x [M, L * leaf_k] -> [M, L, num_columns]; each k ascending by fma from +0.0, unsummed."""
+
+def swiglu(gate: F32, up: F32) -> F32:
+    """fl32(silu(gate) * up), silu(g) = fl32(g * sigmoid(g)); same shapes."""
+
+def experts(
+    x: F32, slot_ids: I32, slot_weights: F32, gate: Storage, up: Storage, down: Storage, local_index: I32, dtype: str, out: F32
+) -> None:
+    """Slot values of the experts this rank owns: out[m, s] = fl32(w * y) for owned slot_ids[m, s]; other rows of out stay untouched.
+
+    x [M, H]; slot_ids, slot_weights [M, S]; gate, up [n, ceil(I/16), H, 16] packed; down [n, ceil(H/16), I, 16] packed;
+    local_index [E]: the index 0..n-1 of an owned id, -1 elsewhere; out [M, S, H]. I is down's K.
+    """
+
+# Rows.
+def rms_norm(x: F32, weight: F32, eps: float, one_plus_weight: bool) -> F32:
+    """x [..., N], weight [N]; eps is rounded to FP32."""
+
+def rotary(x: F32, positions: I32, frequencies: F32, attention_factor: float) -> F32:
+    """x [M, heads, D], positions [M], frequencies [R/2], R <= D: the first R of D are rotated, x_i with x_(i+R/2)."""
+
+def router(logits: F32, top_k: int, renormalise: bool) -> tuple[I32, F32]:
+    """logits [M, E] -> (ids [M, top_k] in ascending id, their weights [M, top_k])."""
+
+def argmax(logits: F32) -> tuple[F32, I32]:
+    """[M, V] -> (value [M], id [M]); ties to the lower id; a row of NaN gives id 0."""
+
+def nonfinite_rows(x: F32) -> Bool:
+    """[M, N] -> [M]: True where a row holds an infinity or a NaN."""
+
+def residual_hash(x: F32, positions: I32) -> U64:
+    """[M, H] -> [M]: h(row) = sum over i of splitmix64_finalizer(bits_i + 2^32 * i + (position + 1) * 0x9E3779B97F4A7C15), mod 2^64."""
+
+# Attention over paged KV; a page holds page_size positions of every KV head of this rank.
+def store_kv(k: F32, v: F32, key_pages: Storage, value_pages: Storage, row_pages: I32, row_offsets: I32, dtype: str) -> None:
+    """k, v [M, G, D] rounded to dtype into key_pages [P, G, D, page_size] and value_pages [P, G, page_size, D]."""
+
+def attention(
+    q: F32,
+    key_pages: Storage,
+    value_pages: Storage,
+    page_table: I32,
+    row_slots: I32,
+    row_num_keys: I32,
+    kv_index: I32,
+    scale: float,
+    dtype: str,
+) -> F32:
+    """Row m, head h sees positions 0..row_num_keys[m]-1 of slot row_slots[m], through KV head kv_index[h].
+
+    q [M, Hq, D]; page_table [slots, max_pages]; row_slots, row_num_keys [M]; kv_index [Hq]; -> [M, Hq, D].
+    Segments of 256 keys, blocks of 64, by index: see docs/numerics.md.
+    """
+
+# The canonical tree: heap numbering, root 1, children of i are 2i and 2i+1, leaf l of P padded leaves is node P + l.
+def tree_nodes(
+    slot_rows: F32,
+    slot_ids: I32,
+    num_ids: int,
+    ids_per_leaf: int,
+    given_nodes: I32,
+    given_rows: F32,
+    wanted_nodes: I32,
+) -> F32:
+    """Values of wanted_nodes [W] -> [M, W, H].
+
+    slot_rows [M, S, H]; slot_ids [M, S], ascending in a row, negative = no row there (rows of negative ids are never read);
+    id num_ids is the shared one and joins the last leaf, last. given_nodes [G] (values in given_rows [M, G, H]) are taken as
+    they are instead of being computed; slots under a given node are not read. Empty leaves are +0.0 and skipped.
+    """

@@ -1,0 +1,192 @@
+// Arguments of every kernel, one struct each, and the table of kernels of one instruction set.
+// Only plain data: the instruction-set files include this, and nothing they include may hold a function
+// that the linker could share with a file compiled for a smaller machine.
+#pragma once
+
+#include <stdint.h>
+
+namespace leafsum {
+
+enum class DType { float32, bfloat16, float16 };
+enum class Function { exp, log, sin, cos, sigmoid, softplus };
+
+constexpr int64_t COLUMNS_PER_BLOCK = 16;
+constexpr int64_t BLOCKS_PER_TASK = 4;  // Columns of a linear are handed out 64 at a time.
+constexpr int64_t NUM_LANES = 64;       // The lane rule: docs/numerics.md section 1.
+constexpr int64_t KEYS_PER_BLOCK = 64;
+constexpr int64_t KEYS_PER_SEGMENT = 256;
+constexpr int QUERIES_PER_TILE = 16;
+
+// x holds values already rounded to dtype; k = packed rows; leaf_k = k for a wide linear.
+struct LinearArgs {
+  DType dtype;
+  const float* x;
+  int64_t x_stride;
+  const void* packed;
+  int64_t k;
+  int64_t leaf_k;
+  int64_t num_columns;
+  const float* bias;  // May be null.
+  float* out;         // [M, num_columns], or [M, num_leaves, num_columns] when keep_leaves.
+  bool keep_leaves;
+};
+
+struct TileRange {
+  int64_t row_begin, row_end, block_begin, block_end;
+};
+
+// One expert's pairs (row, slot) lie side by side in the pair arrays.
+struct ExpertGroup {
+  int64_t local_index, pair_begin, pair_end;
+};
+
+struct ExpertArgs {
+  DType dtype;
+  const float* x;  // Rounded rows.
+  int64_t x_stride;
+  int64_t hidden_size;
+  int64_t inner_size;
+  const void* gate;
+  const void* up;
+  const void* down;
+  const ExpertGroup* groups;
+  const int32_t* pair_rows;   // Row of x.
+  const int64_t* pair_slots;  // Row of out, seen as [M * S, H].
+  const float* pair_weights;
+  float* inner;  // [pairs, inner_stride], rounded to dtype.
+  int64_t inner_stride;
+  float* out;
+};
+
+struct NormArgs {
+  const float* x;
+  const float* weight;
+  float eps;
+  bool one_plus_weight;
+  int64_t size;
+  float* out;
+};
+
+struct RotaryArgs {
+  const float* x;
+  const int32_t* positions;
+  const float* frequencies;
+  float attention_factor;
+  int64_t num_heads, head_dim, num_frequencies;
+  float* out;
+};
+
+struct RouterArgs {
+  const float* logits;
+  int64_t num_experts, top_k;
+  bool renormalise;
+  int32_t* ids;
+  float* weights;
+};
+
+struct ArgmaxArgs {
+  const float* logits;
+  int64_t size;
+  float* values;
+  int32_t* ids;
+};
+
+struct NonfiniteArgs {
+  const float* x;
+  int64_t size;
+  bool* out;
+};
+
+struct HashArgs {
+  const float* x;
+  const int32_t* positions;
+  int64_t size;
+  uint64_t* out;
+};
+
+struct StoreArgs {
+  DType dtype;
+  const float* k;
+  const float* v;
+  void* key_pages;
+  void* value_pages;
+  const int32_t* row_pages;
+  const int32_t* row_offsets;
+  int64_t num_kv_heads, head_dim, page_size;
+};
+
+struct AttentionArgs {
+  DType dtype;
+  const float* q;  // Rounded to dtype, unscaled.
+  const void* key_pages;
+  const void* value_pages;
+  const int32_t* page_table;
+  const int32_t* row_num_keys;
+  int64_t max_pages, num_heads, num_kv_heads, head_dim, page_size;
+  float scale;
+  float* out;
+};
+
+// Queries of one slot and one KV head: their keys and values are widened once for all of them.
+struct AttentionTile {
+  int32_t slot, kv_head, num_queries, max_keys;
+  int32_t rows[QUERIES_PER_TILE];
+  int32_t heads[QUERIES_PER_TILE];
+};
+
+// The sum of one row and one wanted node as a postfix program over a stack of rows.
+enum class TreeOp : int32_t { leaf, given, add };
+struct TreeStep {
+  TreeOp op;
+  int32_t first, count;  // leaf: indices into slot_order; given: index of the given row in first.
+};
+
+struct TreeArgs {
+  const float* slot_rows;
+  const float* given_rows;
+  const int32_t* slot_order;  // Slot numbers of the row that are present, ascending id.
+  const TreeStep* steps;
+  int64_t num_steps;
+  int64_t size;  // H
+  float* out;
+};
+
+constexpr int64_t TREE_COLUMNS_PER_TASK = 256;
+constexpr int64_t TREE_STACK_ROWS = 34;  // A tree has at most 2^31 leaves.
+
+struct Kernels {
+  const char* name;
+  void (*apply)(Function function, const float* x, float* y, int64_t count);
+  void (*round_to)(DType dtype, const float* x, float* y, int64_t count);
+  void (*narrow)(DType dtype, const float* x, void* y, int64_t count);
+  void (*widen)(DType dtype, const void* x, float* y, int64_t count);
+  void (*swiglu)(const float* gate, const float* up, float* out, int64_t count);
+  void (*linear)(const LinearArgs& args, const TileRange& range);
+  void (*expert_inner)(const ExpertArgs& args, int64_t group, int64_t block_begin, int64_t block_end);
+  void (*expert_down)(const ExpertArgs& args, int64_t group, int64_t block_begin, int64_t block_end);
+  void (*rms_norm)(const NormArgs& args, int64_t row);
+  void (*rotary)(const RotaryArgs& args, int64_t row, float* scratch);
+  void (*router)(const RouterArgs& args, int64_t row, float* scratch);
+  void (*argmax)(const ArgmaxArgs& args, int64_t row);
+  void (*nonfinite)(const NonfiniteArgs& args, int64_t row);
+  void (*residual_hash)(const HashArgs& args, int64_t row);
+  void (*store_kv)(const StoreArgs& args, int64_t row);
+  void (*attention)(const AttentionArgs& args, const AttentionTile& tile, float* scratch);
+  void (*tree)(const TreeArgs& args, int64_t column_begin, int64_t column_end);
+};
+
+static constexpr int64_t padded(int64_t size, int64_t multiple) { return (size + multiple - 1) / multiple * multiple; }
+
+// Floats of scratch that one attention task needs.
+static constexpr int64_t attention_scratch(int64_t head_dim) {
+  return KEYS_PER_BLOCK * (head_dim + padded(head_dim, 16)) +
+         QUERIES_PER_TILE * (KEYS_PER_BLOCK + NUM_LANES + 2 * padded(head_dim, 16));
+}
+
+extern const Kernels PLAIN_KERNELS;
+#if defined(__x86_64__)
+extern const Kernels AVX2_KERNELS;
+extern const Kernels AVX512_KERNELS;
+#endif
+
+}  // namespace leafsum

@@ -1,0 +1,124 @@
+#include "threads.hpp"
+
+#include <algorithm>
+#include <atomic>
+#include <condition_variable>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+namespace leafsum {
+namespace {
+
+// One job at a time. A worker sleeps until job_number moves, works, and reports; the caller works as thread 0 and
+// sleeps until all workers have reported, so that body outlives its use.
+class ThreadPool {
+ public:
+  void resize(int num_threads) {
+    std::lock_guard<std::mutex> one_job(job_mutex_);
+    stop();
+    num_threads_ = num_threads;
+  }
+
+  int num_threads() const { return num_threads_; }
+
+  void run(int64_t count, const Body& body) {
+    std::unique_lock<std::mutex> one_job(job_mutex_, std::try_to_lock);
+    if (!one_job.owns_lock() || num_threads_ == 1 || count == 1) {
+      for (int64_t task = 0; task < count; ++task) body(task, 0);
+      return;
+    }
+    next_task_ = 0;
+    share([&](int thread) {
+      for (int64_t task = next_task_++; task < count; task = next_task_++) body(task, thread);
+    });
+  }
+
+  void run_on_every_thread(const Body& body) {
+    std::lock_guard<std::mutex> one_job(job_mutex_);
+    share([&](int thread) { body(thread, thread); });
+  }
+
+ private:
+  void share(const std::function<void(int)>& work) {
+    start();
+    {
+      std::lock_guard<std::mutex> lock(state_mutex_);
+      work_ = &work;
+      num_busy_ = static_cast<int>(workers_.size());
+      ++job_number_;
+    }
+    job_changed_.notify_all();
+    work(0);
+    std::unique_lock<std::mutex> lock(state_mutex_);
+    all_reported_.wait(lock, [&] { return num_busy_ == 0; });
+  }
+
+  void start() {
+    for (int thread = static_cast<int>(workers_.size()) + 1; thread < num_threads_; ++thread) {
+      workers_.emplace_back([this, thread, seen = job_number_] { serve(thread, seen); });
+    }
+  }
+
+  void serve(int thread, uint64_t seen) {
+    for (;;) {
+      const std::function<void(int)>* work;
+      {
+        std::unique_lock<std::mutex> lock(state_mutex_);
+        job_changed_.wait(lock, [&] { return stopping_ || job_number_ != seen; });
+        if (stopping_) return;
+        seen = job_number_;
+        work = work_;
+      }
+      (*work)(thread);
+      std::lock_guard<std::mutex> lock(state_mutex_);
+      if (--num_busy_ == 0) all_reported_.notify_one();
+    }
+  }
+
+  void stop() {
+    {
+      std::lock_guard<std::mutex> lock(state_mutex_);
+      stopping_ = true;
+    }
+    job_changed_.notify_all();
+    for (std::thread& worker : workers_) worker.join();
+    workers_.clear();
+    stopping_ = false;
+  }
+
+  std::mutex job_mutex_;  // Held for a whole job; state_mutex_ only for a moment.
+  std::mutex state_mutex_;
+  std::condition_variable job_changed_, all_reported_;
+  std::vector<std::thread> workers_;
+  std::atomic<int> num_threads_{1};
+  std::atomic<int64_t> next_task_{0};
+  const std::function<void(int)>* work_ = nullptr;
+  uint64_t job_number_ = 0;
+  int num_busy_ = 0;
+  bool stopping_ = false;
+};
+
+// Never destroyed: at exit the sleeping workers end with the process, and no destructor waits for them.
+ThreadPool& pool() {
+  static ThreadPool* const instance = new ThreadPool;
+  return *instance;
+}
+
+}  // namespace
+
+void set_num_threads(int num_threads) { pool().resize(num_threads); }
+int num_threads() { return pool().num_threads(); }
+
+void parallel_for(int64_t count, const Body& body) {
+  if (count > 0) pool().run(count, body);
+}
+
+void on_every_thread(const Body& body) { pool().run_on_every_thread(body); }
+
+void parallel_pieces(int64_t size, int64_t piece, const std::function<void(int64_t, int64_t)>& body) {
+  parallel_for((size + piece - 1) / piece,
+               [&](int64_t task, int) { body(task * piece, std::min(size, (task + 1) * piece)); });
+}
+
+}  // namespace leafsum
