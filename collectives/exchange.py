@@ -1,0 +1,141 @@
+"""The exchange: rows that lie on several ranks become the root of the canonical tree on every rank.
+
+    slot rows ──► slots: the rows of all chosen slots ─────────────┐
+              └─► nodes: values of the rank's cover (local tree),  ├─► all-gather ──► rest of the tree, on every rank
+                         and the rows of leaves that ranks share ──┘
+
+Both modes give the same bits (docs/numerics.md, section 4): what travels is what the receiver would have computed.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from .._C import tree_nodes
+from .placement import Placement
+from .transport import Transport
+from .tree import ROOT
+
+F32 = NDArray[np.float32]
+I32 = NDArray[np.int32]
+
+MODES = ("slots", "nodes", "auto")
+
+_NO_OWNER = -1
+
+
+class Exchange:
+    """Sums rows over all ranks, in one order.
+
+    `mode` "auto" becomes the one with fewer padded rows a token (a tie: nodes). `top_k` is the number of routed slots
+    in a row; a shared id is one more. `num_exchanges` counts the sums for which rows travelled; bytes are in
+    `transport.stats`.
+    """
+
+    def __init__(self, placement: Placement, rank: int, transport: Transport, mode: str, top_k: int) -> None:
+        if mode not in MODES:
+            raise ValueError(f"expected an exchange mode of {', '.join(MODES)}, found {mode!r}")
+        if (rank, placement.num_ranks) != (transport.rank, transport.num_ranks):
+            raise ValueError(
+                f"expected the transport of rank {rank} of {placement.num_ranks}, as the placement says, "
+                f"found one of rank {transport.rank} of {transport.num_ranks}"
+            )
+        self.placement = placement
+        self.rank = rank
+        self.transport = transport
+        self.top_k = top_k
+        self.mode = self._fewer_rows() if mode == "auto" else mode
+        self.num_exchanges = 0
+        tree = placement.tree
+        self._covers = [np.array(placement.cover(r), dtype=np.int32) for r in range(placement.num_ranks)]
+        self._owners = np.array([*placement.owners, _NO_OWNER], dtype=np.int32)  # index -1: no row in this slot
+        shared_leaves = set(placement.shared_leaves)
+        in_shared_leaf = [tree.leaf_of(id_) in shared_leaves for id_ in range(tree.num_all_ids)]
+        self._raw_owners = np.where([*in_shared_leaf, False], self._owners, _NO_OWNER)
+
+    def rows_per_token(self) -> dict[str, int]:
+        """Padded rows that each rank sends for one token: {"slots": n, "nodes": n}; the same on all ranks."""
+        return self.placement.rows_per_token(self.top_k)
+
+    def sum(self, slot_rows: torch.Tensor, slot_ids: torch.Tensor) -> torch.Tensor:
+        """slot_rows FP32 [M, S, H], slot_ids int32 [M, S] -> FP32 [M, H], the root of the tree, on every rank.
+
+        slot_ids, the same on all ranks, ascend in a row; -1 says that the slot is empty. slot_rows hold values where
+        this rank owns the id; other rows are never read. Raises ValueError for a wrong shape, dtype or id, and what the
+        transport raises.
+        """
+        rows, ids = self._checked(slot_rows, slot_ids)
+        if self.transport.num_ranks == 1 or ids.size == 0:
+            return torch.from_numpy(self._root(rows, ids))
+        self.num_exchanges += 1
+        return torch.from_numpy(self._sum_slots(rows, ids) if self.mode == "slots" else self._sum_nodes(rows, ids))
+
+    def _fewer_rows(self) -> str:
+        rows = self.rows_per_token()
+        return "nodes" if rows["nodes"] <= rows["slots"] else "slots"
+
+    def _sum_slots(self, rows: F32, ids: I32) -> F32:
+        owners = self._owners[ids]
+        num_each = [int(np.count_nonzero(owners == r)) for r in range(self.transport.num_ranks)]
+        parts = self._gather(rows[owners == self.rank], num_each)
+        return self._root(_scatter(rows, owners, parts), ids)
+
+    def _sum_nodes(self, rows: F32, ids: I32) -> F32:
+        num_rows, _, hidden = rows.shape
+        raw_owners = self._raw_owners[ids]
+        own_cover = self._tree_nodes(rows, ids, self._covers[self.rank])
+        # One all-gather carries both kinds of rows: the cover, row by row, then the raw slots in (row, slot) order.
+        own_part = np.concatenate([own_cover.reshape(-1, hidden), rows[raw_owners == self.rank]])
+        num_cover = [num_rows * len(cover) for cover in self._covers]
+        num_raw = [int(np.count_nonzero(raw_owners == r)) for r in range(self.transport.num_ranks)]
+        parts = self._gather(own_part, [cover + raw for cover, raw in zip(num_cover, num_raw, strict=True)])
+        given = [part[:num].reshape(num_rows, -1, hidden) for part, num in zip(parts, num_cover, strict=True)]
+        raw = [part[num:] for part, num in zip(parts, num_cover, strict=True)]
+        return self._root(
+            _scatter(rows, raw_owners, raw), ids, np.concatenate(self._covers), np.concatenate(given, axis=1)
+        )
+
+    def _gather(self, part: F32, counts: list[int]) -> list[F32]:
+        return [gathered.numpy() for gathered in self.transport.all_gather_unequal(torch.from_numpy(part), counts)]
+
+    def _root(self, rows: F32, ids: I32, given_nodes: I32 | None = None, given_rows: F32 | None = None) -> F32:
+        return self._tree_nodes(rows, ids, np.array([ROOT], dtype=np.int32), given_nodes, given_rows)[:, 0]
+
+    def _tree_nodes(
+        self, rows: F32, ids: I32, wanted: I32, given_nodes: I32 | None = None, given_rows: F32 | None = None
+    ) -> F32:
+        if given_nodes is None or given_rows is None:
+            given_nodes = np.empty(0, dtype=np.int32)
+            given_rows = np.empty((rows.shape[0], 0, rows.shape[2]), dtype=np.float32)
+        tree = self.placement.tree
+        return tree_nodes(rows, ids, tree.num_ids, tree.ids_per_leaf, given_nodes, given_rows, wanted)
+
+    def _checked(self, slot_rows: torch.Tensor, slot_ids: torch.Tensor) -> tuple[F32, I32]:
+        if slot_rows.dtype != torch.float32 or slot_rows.ndim != 3:
+            raise ValueError(f"expected slot_rows float32 [M, S, H], found {_describe(slot_rows)}")
+        if slot_ids.dtype != torch.int32 or slot_ids.shape != slot_rows.shape[:2]:
+            raise ValueError(f"expected slot_ids int32 {list(slot_rows.shape[:2])}, found {_describe(slot_ids)}")
+        ids = slot_ids.contiguous().numpy()
+        num_ids = self.placement.tree.num_all_ids
+        if ids.size and (ids.max() >= num_ids or ids.min() < -1):
+            raise ValueError(f"expected slot_ids of -1..{num_ids - 1}, found {ids.min()}..{ids.max()}")
+        return slot_rows.contiguous().numpy(), ids
+
+
+def _scatter(rows: F32, owners: I32, parts: list[F32]) -> F32:
+    """Slot rows [M, S, H] with rank r's part, packed in (row, slot) order, at the slots where owners [M, S] is r.
+
+    Slots without an owner hold nothing that may be read.
+    """
+    if not any(len(part) for part in parts):
+        return rows
+    scattered = np.empty_like(rows)
+    for rank, part in enumerate(parts):
+        scattered[owners == rank] = part
+    return scattered
+
+
+def _describe(tensor: torch.Tensor) -> str:
+    return f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"

@@ -1,0 +1,113 @@
+"""What the rank processes of test_gloo.py run: functions of a connected transport, results as JSON."""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+import time
+from typing import Any
+
+import torch
+from leafsum.collectives.gloo import GlooTransport
+from leafsum.errors import DeadlineExceeded, LeafsumError
+
+
+def move_bytes(transport: GlooTransport) -> dict[str, Any]:
+    """Every collective once, on bit patterns that arithmetic would change."""
+    counts = [2, 0, 1][: transport.num_ranks]
+    bits = (
+        torch.tensor([0x7F800001, -0x80000000, 1, -1], dtype=torch.int32) + transport.rank
+    )  # a signalling NaN, -0.0, ...
+    part = bits.view(torch.float32).repeat(counts[transport.rank], 1)
+    unequal = transport.all_gather_unequal(part, counts)
+    dtypes = (torch.bfloat16, torch.uint16, torch.bool, torch.int64)
+    results = {
+        "equal": transport.all_gather(bits.view(torch.float32)).view(torch.int32).tolist(),
+        "unequal": [gathered.contiguous().view(torch.int32).tolist() for gathered in unequal],
+        "dtypes": [transport.all_gather(torch.ones(3, dtype=dtype)).tolist() for dtype in dtypes],
+        "empty": list(transport.all_gather(torch.zeros(0, 5)).shape),
+        "broadcast": transport.broadcast(torch.tensor([transport.rank, 5]), root=1).tolist(),
+        "group_is_private": not torch.distributed.is_initialized(),
+        "listening": _listening_addresses(),
+    }
+    transport.barrier()
+    return results | {"stats": transport.stats.as_dict()}
+
+
+def arrive_late(transport: GlooTransport, late_s: float) -> dict[str, float]:
+    """Rank 1 is late; CPU and wall time of the wait."""
+    transport.barrier()
+    before, start_s = resource.getrusage(resource.RUSAGE_SELF), time.monotonic()
+    if transport.rank == 1:
+        time.sleep(late_s)
+    transport.all_gather(torch.zeros(2560))
+    after, end_s = resource.getrusage(resource.RUSAGE_SELF), time.monotonic()
+    cpu_s = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    return {"cpu_s": cpu_s, "wall_s": end_s - start_s}
+
+
+def lose_a_peer(transport: GlooTransport) -> dict[str, Any]:
+    """Rank 1 dies; what rank 0 learns, how fast, and what it is told afterwards."""
+    transport.barrier()
+    if transport.rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    start_s = time.monotonic()
+    errors = [_error_of(transport, "all_gather"), _error_of(transport, "barrier")]
+    return {"errors": errors, "seconds": time.monotonic() - start_s}
+
+
+def wait_for_a_hanging_peer(transport: GlooTransport, folder: str, timeout_s: float) -> dict[str, Any]:
+    """Rank 1 stays out of every kind of call; each is made on a mesh of its own, since a failure tears it."""
+    operations = ("all_gather", "broadcast", "barrier")
+    meshes = [GlooTransport(transport.rank, 2, f"{folder}/{name}", timeout_s, 60.0) for name in operations]
+    if transport.rank == 1:
+        transport.barrier()  # until rank 0 has waited in vain for all of them
+        return {}
+    start_s = time.monotonic()
+    errors = [_error_of(mesh, name) for mesh, name in zip(meshes, operations, strict=True)]
+    seconds = time.monotonic() - start_s
+    transport.barrier()
+    return {"errors": errors, "seconds": seconds}
+
+
+def time_all_gather(transport: GlooTransport, num_bytes: int, num_calls: int) -> float:
+    """Median seconds of one call."""
+    part = torch.zeros(num_bytes, dtype=torch.uint8)
+    seconds = []
+    for _ in range(num_calls):
+        start_s = time.perf_counter()
+        transport.all_gather(part)
+        seconds.append(time.perf_counter() - start_s)
+    return sorted(seconds)[num_calls // 2]
+
+
+def _error_of(transport: GlooTransport, operation: str) -> tuple[str, str]:
+    calls = {
+        "all_gather": lambda: transport.all_gather(torch.zeros(4)),
+        "broadcast": lambda: transport.broadcast(torch.zeros(4), root=1),
+        "barrier": transport.barrier,
+    }
+    try:
+        calls[operation]()
+    except DeadlineExceeded as error:
+        return "DeadlineExceeded", str(error)
+    except LeafsumError as error:
+        return "LeafsumError", str(error)
+    return "", ""
+
+
+def _listening_addresses() -> list[str]:
+    """Local addresses of this process's listening TCP sockets, as the kernel writes them (hex, 4 or 16 bytes)."""
+    links = [os.readlink(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd") if _is_open(fd)]
+    inodes = {link[len("socket:[") : -1] for link in links if link.startswith("socket:[")}
+    addresses = []
+    for table in ("/proc/self/net/tcp", "/proc/self/net/tcp6"):
+        with open(table) as lines:
+            fields = [line.split() for line in list(lines)[1:]]
+        addresses += [field[1].split(":")[0] for field in fields if field[3] == "0A" and field[9] in inodes]
+    return addresses
+
+
+def _is_open(fd: str) -> bool:
+    return os.path.lexists(f"/proc/self/fd/{fd}")
