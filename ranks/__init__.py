@@ -1,0 +1,7 @@
+"""The rank side: one process per rank that owns slots, weights and kernels, and executes the coordinator's plans.
+
+`spec`, `sizes`, `checkpoint`, `rope`, `tiny` and `messages` import no torch: the coordinator and the command line use
+them too.
+"""
+
+from ..errors import LeafsumError as LeafsumError

@@ -1,0 +1,151 @@
+"""A model folder's safetensors files: names, types and shapes from the headers alone, and the model digest.
+
+Imports no torch and reads no weights; `weights` does.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from safetensors import SafetensorError, safe_open
+
+from ..errors import ModelError
+from .json_fields import JsonFields
+
+SINGLE_FILE = "model.safetensors"
+INDEX_FILE = "model.safetensors.index.json"
+DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
+HARMLESS_SUFFIXES = ("rotary_emb.inv_freq",)
+"""Buffers that older exports carry and every reader computes for itself."""
+
+MOST_NAMES_SHOWN = 4
+
+
+@dataclass(frozen=True, slots=True)
+class TensorEntry:
+    """One stored tensor: `dtype` as safetensors names it ("BF16"), and the file that holds it."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    file: Path
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """The tensors of a folder. `digest`: SHA-256 over config.json, the safetensors headers, file names and sizes."""
+
+    model_dir: Path
+    files: tuple[Path, ...]
+    entries: Mapping[str, TensorEntry]
+    digest: str
+
+    @classmethod
+    def open(cls, model_dir: Path) -> Checkpoint:
+        """Raises ModelError for a missing, damaged or truncated file, and for a folder without safetensors."""
+        index = _read_index(model_dir)
+        files = _shard_files(model_dir, index) if index is not None else (_single_file(model_dir),)
+        entries: dict[str, TensorEntry] = {}
+        for file in files:
+            for name, entry in _read_header(file).items():
+                if name in entries:
+                    raise ModelError(f"tensor {name} lies in both {entries[name].file} and {file}. Keep one of them")
+                entries[name] = entry
+        for name, shard in (index or {}).items():
+            if name not in entries or entries[name].file.name != shard:
+                raise ModelError(
+                    f"{model_dir / INDEX_FILE} places tensor {name} in {shard}, which lacks it. Fetch both again"
+                )
+        return cls(model_dir, files, entries, _digest(model_dir, files))
+
+    def check(self, expected: Mapping[str, tuple[int, ...]]) -> None:
+        """One ModelError for all tensors that are missing, not expected, misshapen or of an unreadable type."""
+        faults = [
+            _fault("missing", [f"{name} {shape}" for name, shape in expected.items() if name not in self.entries]),
+            _fault("not part of this family", [name for name in self.entries if _is_extra(name, expected)]),
+            _fault("misshapen", self._misshapen(expected)),
+            _fault("of a type not read", self._unreadable(expected)),
+        ]
+        if any(faults):
+            raise ModelError(
+                f"the tensors in {self.model_dir} do not fit its config.json: {'; '.join(filter(None, faults))}. "
+                "Expected a whole checkpoint of the configured family with float32, bfloat16 or float16 weights"
+            )
+
+    def _misshapen(self, expected: Mapping[str, tuple[int, ...]]) -> list[str]:
+        pairs = [(name, self.entries[name].shape, shape) for name, shape in expected.items() if name in self.entries]
+        return [f"{name} is {found}, expected {shape}" for name, found, shape in pairs if found != shape]
+
+    def _unreadable(self, expected: Mapping[str, tuple[int, ...]]) -> list[str]:
+        pairs = [(name, self.entries[name].dtype) for name in expected if name in self.entries]
+        return [f"{name} is {dtype}" for name, dtype in pairs if dtype not in DTYPES]
+
+
+def _is_extra(name: str, expected: Mapping[str, tuple[int, ...]]) -> bool:
+    return name not in expected and not name.endswith(HARMLESS_SUFFIXES)
+
+
+def _fault(what: str, items: list[str]) -> str:
+    if not items:
+        return ""
+    more = f", and {len(items) - MOST_NAMES_SHOWN} more" if len(items) > MOST_NAMES_SHOWN else ""
+    return f"{len(items)} {what} ({', '.join(items[:MOST_NAMES_SHOWN])}{more})"
+
+
+def _read_index(model_dir: Path) -> dict[str, str] | None:
+    """Tensor name -> file name, None in a folder without an index."""
+    path = model_dir / INDEX_FILE
+    if not path.exists():
+        return None
+    weight_map = JsonFields.read(path).fields("weight_map")
+    names = dict(weight_map.values) if weight_map is not None else {}
+    if not names or not all(isinstance(shard, str) and Path(shard).name == shard for shard in names.values()):
+        raise ModelError(f"expected weight_map in {path} to map tensors to file names of this folder. Fetch it again")
+    if (model_dir / SINGLE_FILE).exists() and SINGLE_FILE not in names.values():
+        raise ModelError(f"{model_dir} holds {SINGLE_FILE} and an index that does not name it. Remove the stale one")
+    return names
+
+
+def _shard_files(model_dir: Path, index: Mapping[str, str]) -> tuple[Path, ...]:
+    files = tuple(model_dir / shard for shard in sorted(set(index.values())))
+    missing = _fault("of its files missing", [file.name for file in files if not file.exists()])
+    if missing:
+        raise ModelError(f"{model_dir / INDEX_FILE}: {missing}. Fetch the rest of the checkpoint")
+    return files
+
+
+def _single_file(model_dir: Path) -> Path:
+    file = model_dir / SINGLE_FILE
+    if file.exists():
+        return file
+    others = _names(model_dir.glob("*.bin")) or _names(model_dir.glob("*.pt")) or _names(model_dir.glob("*.pth"))
+    found = f"only {others}, which unpickling would have to execute" if others else "no weights"
+    raise ModelError(
+        f"expected {SINGLE_FILE} or {INDEX_FILE} in {model_dir}, found {found}. Fetch the safetensors files"
+    )
+
+
+def _names(paths: Iterable[Path]) -> str:
+    return ", ".join(sorted(path.name for path in paths)[:MOST_NAMES_SHOWN])
+
+
+def _read_header(file: Path) -> dict[str, TensorEntry]:
+    """safetensors checks here that the header's offsets fill the file to its last byte."""
+    try:
+        with safe_open(file, framework="np") as tensors:
+            slices = {name: tensors.get_slice(name) for name in tensors.keys()}  # noqa: SIM118 (not a mapping)
+            return {name: TensorEntry(part.get_dtype(), tuple(part.get_shape()), file) for name, part in slices.items()}
+    except (SafetensorError, OSError) as error:
+        raise ModelError(f"{file} is damaged or cut short: {error}. Fetch the file again") from None
+
+
+def _digest(model_dir: Path, files: Iterable[Path]) -> str:
+    digest = hashlib.sha256((model_dir / "config.json").read_bytes())
+    for file in files:
+        with file.open("rb") as stream:
+            length_bytes = stream.read(8)
+            header = stream.read(int.from_bytes(length_bytes, "little"))
+        digest.update(f"\0{file.name}\0{file.stat().st_size}\0".encode() + length_bytes + header)
+    return digest.hexdigest()

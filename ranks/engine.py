@@ -1,0 +1,187 @@
+"""The engine of one rank: executes step plans over its slots. It knows slots and rows, and no requests."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+
+from ..collectives.transport import Transport
+from ..errors import ProtocolError
+from . import ops
+from .kv import KVPages
+from .messages import Admit, Plan, Run, RunResult, Setup, StepResult, Traffic
+from .models import CausalModel
+from .rows import StepRows
+
+HASH_MASK = 2**64 - 1
+NO_ROW_ID = 2**31 - 1
+"""The id that a rank without vocabulary rows offers: above every real one."""
+
+
+@dataclass(slots=True)
+class Slot:
+    """The state of one open slot. `length` counts the positions whose keys and values are stored."""
+
+    num_positions: int
+    length: int = 0
+    last_token_id: int = -1
+    logits_sha256: hashlib._Hash = field(default_factory=hashlib.sha256)
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """The token that one decided row draws. `row_bits`: its whole FP32 logits, where digests are on."""
+
+    token_id: int
+    finite: bool
+    row_bits: bytes
+
+
+class Engine:
+    """Executes plans on one rank. Every rank gets the same plans and comes to equal results."""
+
+    def __init__(self, model: CausalModel, transport: Transport, setup: Setup) -> None:
+        self.model = model
+        self.transport = transport
+        self.setup = setup
+        self.slots: dict[int, Slot] = {}
+        self.page_table = torch.zeros((setup.num_slots, setup.max_pages_per_slot), dtype=torch.int32)
+        self.kv = KVPages(
+            num_layers=model.spec.num_layers,
+            num_pages=setup.num_pages,
+            num_kv_heads=len(model.kv_heads),
+            head_dim=model.spec.head_dim,
+            page_size=setup.page_size,
+            dtype=setup.dtype,
+        )
+
+    def execute(self, plan: Plan) -> StepResult:
+        """Compute one plan. Raises ProtocolError for a plan that does not fit the slots' state."""
+        for slot_id in plan.releases:
+            self._slot(slot_id)
+            del self.slots[slot_id]
+        for admit in plan.admits:
+            self._admit(admit)
+        runs = self._compute(plan.runs) if plan.runs else ()
+        return StepResult(rank=self.setup.rank, step=plan.step, runs=runs, traffic=self._traffic())
+
+    def _admit(self, admit: Admit) -> None:
+        if admit.slot in self.slots or admit.slot >= self.setup.num_slots:
+            raise ProtocolError(f"slot {admit.slot} is not free to admit; open: {sorted(self.slots)}")
+        if (
+            len(admit.page_ids) > self.setup.max_pages_per_slot
+            or max(admit.page_ids, default=0) >= self.setup.num_pages
+        ):
+            raise ProtocolError(f"slot {admit.slot}: page ids {admit.page_ids} exceed {self.setup.num_pages} pages")
+        self.page_table[admit.slot, : len(admit.page_ids)] = torch.tensor(admit.page_ids, dtype=torch.int32)
+        self.slots[admit.slot] = Slot(num_positions=len(admit.page_ids) * self.setup.page_size)
+
+    def _compute(self, runs: tuple[Run, ...]) -> tuple[RunResult, ...]:
+        rows = self._rows(runs)
+        residual = self.model.forward(rows, self.kv)
+        row_hashes = ops.residual_hash(residual.rows, rows.positions)
+        bad_layers = residual.first_bad_layer.tolist()
+        ends = np.cumsum([max(1, len(run.token_ids)) for run in runs]).tolist()
+        decided = [end - 1 for run, end in zip(runs, ends, strict=True) if run.decides]
+        decisions = iter(self._decide(residual.rows[decided])) if decided else iter(())
+        results = []
+        for run, end in zip(runs, ends, strict=True):
+            begin = end - max(1, len(run.token_ids))
+            run_hash = sum(row_hashes[begin:end]) & HASH_MASK
+            decision = next(decisions) if run.decides else None
+            results.append(self._conclude(run, end - begin, run_hash, bad_layers[begin:end], decision))
+        return tuple(results)
+
+    def _rows(self, runs: tuple[Run, ...]) -> StepRows:
+        token_ids: list[int] = []
+        positions: list[int] = []
+        slot_ids: list[int] = []
+        for run in runs:
+            slot = self._slot(run.slot)
+            run_tokens = run.token_ids or (slot.last_token_id,)
+            end = run.start + len(run_tokens)
+            if run.start != slot.length or end > slot.num_positions or min(run_tokens) < 0:
+                raise ProtocolError(
+                    f"slot {run.slot} has {slot.length} of {slot.num_positions} positions filled and last token "
+                    f"{slot.last_token_id}; a run of {len(run_tokens)} rows from position {run.start} does not follow"
+                )
+            token_ids.extend(run_tokens)
+            positions.extend(range(run.start, end))
+            slot_ids.extend([run.slot] * len(run_tokens))
+        return StepRows(
+            token_ids=torch.tensor(token_ids, dtype=torch.int64),
+            positions=torch.tensor(positions, dtype=torch.int32),
+            slots=torch.tensor(slot_ids, dtype=torch.int32),
+            page_table=self.page_table,
+        )
+
+    def _conclude(
+        self, run: Run, num_rows: int, run_hash: int, bad_layers: list[int], decision: Decision | None
+    ) -> RunResult:
+        slot = self._slot(run.slot)
+        slot.length += num_rows
+        bad_row = next((row for row, layer in enumerate(bad_layers) if layer >= 0), -1)
+        bad_layer = bad_layers[bad_row] if bad_row >= 0 else -1
+        bad_position = run.start + bad_row if bad_row >= 0 else -1
+        if decision is not None:
+            slot.last_token_id = decision.token_id
+            slot.logits_sha256.update(decision.row_bits)
+            if bad_layer < 0 and not decision.finite:
+                bad_layer, bad_position = self.model.spec.num_layers, run.start + num_rows - 1
+        return RunResult(
+            slot=run.slot,
+            token_id=decision.token_id if decision else -1,
+            residual_hash=run_hash,
+            bad_layer=bad_layer,
+            bad_position=bad_position,
+            logits_sha256=slot.logits_sha256.hexdigest() if self.setup.digests and decision else "",
+        )
+
+    def _decide(self, residual_rows: torch.Tensor) -> list[Decision]:
+        logits = self.model.logits(residual_rows)
+        return self._decide_by_whole_rows(logits) if self.setup.digests else self._decide_by_best(logits)
+
+    def _decide_by_whole_rows(self, logits: torch.Tensor) -> list[Decision]:
+        """Every rank gets the whole vocabulary's logits: [D, own] -> [D, vocab_size]."""
+        counts = [end - begin for begin, end in self.model.vocab_ranges]
+        parts = self.transport.all_gather_unequal(logits.T.contiguous(), counts)
+        whole = torch.cat(list(parts)).T.contiguous()
+        _, token_ids = ops.argmax(whole)
+        finite = (~ops.nonfinite_rows(whole)).tolist()
+        rows = [row.astype("<f4").tobytes() for row in whole.numpy()]
+        return [Decision(*each) for each in zip(token_ids.tolist(), finite, rows, strict=True)]
+
+    def _decide_by_best(self, logits: torch.Tensor) -> list[Decision]:
+        """Every rank sends its best (value, id) a row; ranks hold ascending ids, so the first of equal values wins."""
+        first_id, _ = self.model.vocab_ranges[self.setup.rank]
+        num_rows = logits.shape[0]
+        best = torch.full((num_rows, 3), NO_ROW_ID, dtype=torch.int32)
+        best[:, 0] = torch.full((num_rows,), -torch.inf).view(torch.int32)
+        best[:, 2] = 1
+        if logits.shape[1]:
+            values, local_ids = ops.argmax(logits)
+            best[:, 0] = values.view(torch.int32)
+            best[:, 1] = local_ids + first_id
+            best[:, 2] = (~ops.nonfinite_rows(logits)).to(torch.int32)
+        gathered = self.transport.all_gather(best)
+        _, winners = ops.argmax(gathered[:, :, 0].T.contiguous().view(torch.float32))
+        token_ids = gathered[winners.long(), torch.arange(num_rows), 1].tolist()
+        finite = gathered[:, :, 2].all(dim=0).tolist()
+        return [Decision(token_id, bool(is_finite), b"") for token_id, is_finite in zip(token_ids, finite, strict=True)]
+
+    def _slot(self, slot_id: int) -> Slot:
+        if slot_id not in self.slots:
+            raise ProtocolError(f"slot {slot_id} is not open; open: {sorted(self.slots)}")
+        return self.slots[slot_id]
+
+    def _traffic(self) -> Traffic:
+        stats = self.transport.stats
+        return Traffic(
+            calls={kind: count["calls"] for kind, count in stats.as_dict().items()},
+            bytes_sent=stats.bytes_sent,
+            bytes_received=stats.bytes_received,
+            num_exchanges=self.model.num_exchanges,
+        )

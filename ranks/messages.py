@@ -1,0 +1,177 @@
+"""What the coordinator and a rank say to each other: typed, frozen, MessagePack on the wire.
+
+    coordinator -> rank   Setup, then Plan after Plan
+    rank -> coordinator   Hello, Ready, one StepResult for every Plan; Failure instead of either, and then silence
+
+There is no word for the end: a rank leaves when its death pipe closes. Every rank answers every plan, and a token
+leaves the coordinator only after all answers to its plan are equal. A plan holds nothing that only the rank knows: a
+decode run names no token, the rank continues from the one it drew last.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, TypeVar
+
+import msgspec
+
+from ..errors import ProtocolError
+
+PROTOCOL_VERSION = 1
+MAX_MESSAGE_BYTES = 32 * 2**20
+"""The largest frame that is decoded. A prompt of a million ids takes five million bytes."""
+
+Index = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
+Count = Annotated[int, msgspec.Meta(ge=0)]
+Hash64 = Annotated[int, msgspec.Meta(ge=0)]
+IndexOrNone = Annotated[int, msgspec.Meta(ge=-1, lt=2**31)]
+
+
+class Message(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=True):
+    """Base of every message; the class name is the tag on the wire."""
+
+
+class Setup(Message, frozen=True):
+    """What a rank needs before its first slow step. `store_path` is the rendezvous file of the data plane."""
+
+    protocol: int
+    run_id: str
+    rank: Index
+    num_ranks: Index
+    model_dir: str
+    dtype: str
+    exchange: str
+    placement: str
+    page_size: Index
+    num_pages: Index
+    num_slots: Index
+    max_pages_per_slot: Index
+    num_threads: Index
+    digests: bool
+    settings_digest: str
+    store_path: str
+    data_timeout_s: float
+
+
+class Admit(Message, frozen=True):
+    """Opens a free slot with the KV pages it may write, in position order."""
+
+    slot: Index
+    page_ids: tuple[Index, ...]
+
+
+class Run(Message, frozen=True):
+    """Consecutive rows of one slot, from position `start`.
+
+    `token_ids` empty: one row, the token that the rank drew last. `decides`: the last row's logits draw the next token.
+    """
+
+    slot: Index
+    start: Index
+    token_ids: tuple[Index, ...]
+    decides: bool
+
+
+class Plan(Message, frozen=True):
+    """One step: slots are released first, then admitted, then the runs are computed as one batch."""
+
+    step: Index
+    releases: tuple[Index, ...]
+    admits: tuple[Admit, ...]
+    runs: tuple[Run, ...]
+
+
+class Hello(Message, frozen=True):
+    """The first word of a rank, before it imports anything slow."""
+
+    protocol: int
+    run_id: str
+    rank: Index
+    pid: Index
+
+
+class Ready(Message, frozen=True):
+    """The rank has its weights and has met its peers; it says what it is, so that unequal ranks are refused."""
+
+    rank: Index
+    model_digest: str
+    settings_digest: str
+    exchange: str
+    versions: dict[str, str]
+
+
+class RunResult(Message, frozen=True):
+    """What one run came to. All fields are equal on all ranks, or the run of the whole gang ends.
+
+    `token_id` is -1 where nothing was decided. `residual_hash` is the sum, mod 2^64, of the hashes of the run's final
+    residual rows (docs/numerics.md section 8). `bad_layer` is the first layer whose output is not finite (the number of
+    layers where only the logits are not), -1 when all is finite. `logits_sha256` is the running digest of the slot's
+    decided rows, empty unless digests are on.
+    """
+
+    slot: Index
+    token_id: IndexOrNone
+    residual_hash: Hash64
+    bad_layer: IndexOrNone
+    bad_position: IndexOrNone
+    logits_sha256: str
+
+
+class Traffic(Message, frozen=True):
+    """What this rank has exchanged since it started: collective calls by kind, and payload bytes."""
+
+    calls: dict[str, Count]
+    bytes_sent: Count
+    bytes_received: Count
+    num_exchanges: Count
+
+
+class StepResult(Message, frozen=True):
+    rank: Index
+    step: Index
+    runs: tuple[RunResult, ...]
+    traffic: Traffic
+
+
+class Failure(Message, frozen=True):
+    """An exception ended the rank's work. `step` is -1 before the first plan; `transport`: the data plane reported it,
+    so that the cause may be another rank's death."""
+
+    rank: Index
+    step: IndexOrNone
+    kind: str
+    text: str
+    traceback_text: str
+    transport: bool
+
+
+ToRank = Setup | Plan
+FromRank = Hello | Ready | StepResult | Failure
+
+M = TypeVar("M")
+
+
+def encode(message: Message) -> bytes:
+    """One MessagePack map. Raises ProtocolError where the receiver would refuse it for its size."""
+    frame = msgspec.msgpack.encode(message)
+    if len(frame) > MAX_MESSAGE_BYTES:
+        raise ProtocolError(
+            f"a {type(message).__name__} message takes {len(frame):,} bytes; the control plane carries at most "
+            f"{MAX_MESSAGE_BYTES:,}: send fewer or shorter prompts at once"
+        )
+    return frame
+
+
+def decode(frame: bytes, decoder: msgspec.msgpack.Decoder[M]) -> M:
+    """The typed message in a frame. Whatever is wrong with it comes out as ProtocolError."""
+    if len(frame) > MAX_MESSAGE_BYTES:
+        raise ProtocolError(f"expected a message of at most {MAX_MESSAGE_BYTES:,} bytes, got {len(frame):,}")
+    try:
+        return decoder.decode(frame)
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
+        raise ProtocolError(
+            f"expected a {decoder.type} message, got {len(frame):,} bytes that are none: {error}"
+        ) from None
+
+
+TO_RANK: msgspec.msgpack.Decoder[ToRank] = msgspec.msgpack.Decoder(ToRank)
+FROM_RANK: msgspec.msgpack.Decoder[FromRank] = msgspec.msgpack.Decoder(FromRank)

@@ -1,0 +1,78 @@
+"""From a Setup to an engine: checks the machine, meets the peers, reads the weights."""
+
+from __future__ import annotations
+
+import platform
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import torch
+
+from .. import _C
+from ..collectives import Transport
+from ..collectives.gloo import GlooTransport
+from ..collectives.transport import SingleRank
+from ..errors import LeafsumError
+from .checkpoint import Checkpoint
+from .context import RankContext
+from .engine import Engine
+from .messages import Ready, Setup
+from .models import build_model
+from .spec import load_spec
+
+
+def load_engine(setup: Setup) -> tuple[Engine, Ready]:
+    """Build this rank's engine. Raises LeafsumError; whatever else escapes is reported with its traceback."""
+    prepare_machine(setup.num_threads)
+    model_dir = Path(setup.model_dir)
+    spec = load_spec(model_dir)
+    checkpoint = Checkpoint.open(model_dir)
+    transport = meet_peers(setup)
+    context = RankContext(
+        rank=setup.rank,
+        num_ranks=setup.num_ranks,
+        dtype=setup.dtype,
+        exchange=setup.exchange,
+        placement=setup.placement,
+        transport=transport,
+    )
+    model = build_model(spec, checkpoint, context)
+    engine = Engine(model, transport, setup)
+    transport.barrier()
+    ready = Ready(
+        rank=setup.rank,
+        model_digest=checkpoint.digest,
+        settings_digest=setup.settings_digest,
+        exchange=model.exchange_mode,
+        versions=versions(),
+    )
+    return engine, ready
+
+
+def prepare_machine(num_threads: int) -> None:
+    """Set the kernels' threads and refuse a float environment that would change bits."""
+    # torch only moves bytes here; its own pool would be threads that never work.
+    torch.set_num_threads(1)
+    _C.set_num_threads(num_threads)
+    if not _C.subnormals_kept():
+        raise LeafsumError(
+            "expected subnormal numbers to be kept, but flush-to-zero is on in this process: results would differ from "
+            "every other rank's. Look for a library that sets it at load (built with -ffast-math) and remove it"
+        )
+
+
+def meet_peers(setup: Setup) -> Transport:
+    if setup.num_ranks == 1:
+        return SingleRank()
+    return GlooTransport(setup.rank, setup.num_ranks, setup.store_path, setup.data_timeout_s)
+
+
+def versions() -> dict[str, str]:
+    return {
+        "python": platform.python_version(),
+        "torch": str(torch.__version__),  # a subclass of str, which the wire refuses
+        "numpy": np.__version__,
+        "msgspec": msgspec.__version__,
+        "instruction_set": _C.instruction_set(),
+    }

@@ -1,0 +1,73 @@
+"""Reading weights: the named slices of a checkpoint that a rank owns, and nothing else."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from types import TracebackType
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+
+from ..errors import ModelError
+from . import ops
+from .checkpoint import DTYPES, Checkpoint
+
+Part = tuple[int, int]
+
+
+class WeightReader:
+    """Context manager over a checkpoint's files. `bytes_read` and `names_read` say what a rank has taken."""
+
+    def __init__(self, checkpoint: Checkpoint, dtype: str) -> None:
+        self.checkpoint = checkpoint
+        self.dtype = dtype
+        self.bytes_read = 0
+        self.names_read: list[str] = []
+        self._files: dict[str, Any] = {}
+        self._open_files = ExitStack()
+
+    def __enter__(self) -> WeightReader:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._files.clear()
+        self._open_files.close()
+
+    def read(self, name: str, rows: Part | None = None, columns: Part | None = None) -> torch.Tensor:
+        """As stored. `rows` (first, stop) cuts the first axis, `columns` the second; only those bytes are read."""
+        entry = self.checkpoint.entries[name]
+        cuts = [slice(None)] * len(entry.shape)
+        for axis, part in enumerate((rows, columns)):
+            if part is not None:
+                cuts[axis] = slice(*part)
+        try:
+            tensor: torch.Tensor = self._open(str(entry.file)).get_slice(name)[tuple(cuts)].contiguous()
+        except (SafetensorError, OSError) as error:
+            raise ModelError(f"cannot read tensor {name} from {entry.file}: {error}. Fetch the file again") from None
+        if tensor.dtype != ops.TORCH_DTYPES[DTYPES[entry.dtype]]:
+            raise ModelError(f"tensor {name} in {entry.file} is {tensor.dtype}, its header says {entry.dtype}")
+        self.bytes_read += tensor.nbytes
+        self.names_read.append(name)
+        return tensor
+
+    def fp32(self, name: str, rows: Part | None = None) -> torch.Tensor:
+        """Norm weights and biases: the exact FP32 values."""
+        return ops.widen(self.read(name, rows))
+
+    def linear(self, name: str, rows: Part | None = None, columns: Part | None = None) -> torch.Tensor:
+        """The weight of a linear, rounded once to the compute dtype. Raises ModelError where that overflows."""
+        return self.rounded(name, self.read(name, rows, columns))
+
+    def rounded(self, name: str, stored: torch.Tensor) -> torch.Tensor:
+        weight = ops.narrow(stored, self.dtype)
+        if self.dtype == "float16" and bool((weight.isinf() & stored.isfinite()).any()):
+            raise ModelError(f"tensor {name} holds values beyond float16's range. Use --dtype bfloat16 or float32")
+        return weight
+
+    def _open(self, file: str) -> Any:
+        if file not in self._files:
+            self._files[file] = self._open_files.enter_context(safe_open(file, framework="pt", device="cpu"))
+        return self._files[file]
