@@ -1,0 +1,120 @@
+"""`leafsum generate`: prompts in, continuations out."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import click
+
+from ..errors import PromptError
+from .cli_options import debug_option, resolve_settings, settings_options
+from .progress import Display
+from .prompts import PromptSource, gather_prompts
+from .sampling import Completion, SamplingParams
+from .settings import Settings
+from .stdio import on_terminal, printable, require_output, write_line
+
+EPILOG = """\b
+Examples:
+  leafsum generate --model tiny --prompt "Once upon a time"
+  leafsum generate --model DIR --tp 2 --chat --prompt "Name a river." --prompt "Name a lake." --json
+  leafsum generate --model DIR --prompt-file story.txt --max-tokens 200
+  cat prompts.txt | leafsum generate --model DIR --prompt-file - --one-prompt-per-line --json > results.jsonl
+  leafsum generate --model DIR --prompt-ids 1,2,3          ids; also for a folder without a tokenizer
+
+\b
+Prompts are served in the order --prompt, --prompt-file, --prompt-ids. Without --json the texts go to standard output
+(ids where there is no tokenizer). With --json each prompt is one object on one line: prompt, text, token_ids,
+token_sha256, finish_reason, tp, prompt_tokens, output_tokens, residual_hash, prompt_token_ids, and with --digests
+logits_sha256. Exit codes: 0 done, 1 failed, 2 wrong use.
+"""
+
+
+@click.command(epilog=EPILOG)
+@click.option("--prompt", "texts", multiple=True, metavar="TEXT", help="A prompt as raw text; repeatable.")
+@click.option("--chat", is_flag=True, help="Each text is one user message: apply the model's chat template to it.")
+@click.option(
+    "--prompt-file", "files", multiple=True, metavar="FILE", help="A UTF-8 file as one prompt, - for standard input."
+)
+@click.option("--one-prompt-per-line", is_flag=True, help="Every line of a --prompt-file is a prompt.")
+@click.option("--prompt-ids", "ids_texts", multiple=True, metavar="1,2,3", help="A prompt as token ids; repeatable.")
+@click.option(
+    "--max-tokens", type=int, default=128, show_default=True, metavar="N", help="Most tokens to write per prompt."
+)
+@click.option("--ignore-eos", is_flag=True, help="Go on past the model's stop ids, up to --max-tokens.")
+@click.option(
+    "--json", "as_json", is_flag=True, help="One JSON object per prompt and line, and nothing else, on standard output."
+)
+@settings_options()
+@debug_option
+def generate(
+    texts: tuple[str, ...],
+    chat: bool,
+    files: tuple[str, ...],
+    one_prompt_per_line: bool,
+    ids_texts: tuple[str, ...],
+    max_tokens: int,
+    ignore_eos: bool,
+    as_json: bool,
+    **flags: Any,
+) -> None:
+    """Continue prompts, greedily, on --tp rank processes."""
+    require_output()
+    settings = resolve_settings(flags)
+    sampling = SamplingParams(max_tokens=max_tokens, ignore_eos=ignore_eos)
+    prompts = gather_prompts(texts, files, ids_texts, one_per_line=one_prompt_per_line)
+    logging.basicConfig(level=settings.log_level.upper(), format="%(name)s: %(levelname)s: %(message)s")
+    completions = complete(settings, prompts, sampling, chat=chat)
+    for index, completion in enumerate(completions):
+        if as_json:
+            # ASCII only: some characters inside a text would end the line for a reader that splits by Unicode's rules.
+            write_line(json.dumps(completion.to_dict(), ensure_ascii=True))
+        else:
+            write_text(completion, index, len(completions))
+
+
+def complete(
+    settings: Settings, prompts: Sequence[PromptSource], sampling: SamplingParams, *, chat: bool = False
+) -> list[Completion]:
+    """One pool, all prompts, in order. A completion's `prompt` is the text as the user gave it."""
+    given = apply_chat(settings, prompts) if chat else [_given(prompt) for prompt in prompts]
+    from .pool import WorkerPool
+
+    with Display() as display:
+        display.stage(f"starting {settings.tp} rank{'s' if settings.tp > 1 else ''}")
+        with WorkerPool(settings) as pool:
+            display.stage("generating")
+            completions = pool.generate(given, sampling, on_progress=display.on_progress)
+            display.stage("closing")
+    return [replace(found, prompt=prompt.text) for found, prompt in zip(completions, prompts, strict=True)]
+
+
+def apply_chat(settings: Settings, prompts: Sequence[PromptSource]) -> list[list[int]]:
+    """Ids of every text as one user message. PromptError when the model has no tokenizer, or ids were given."""
+    from .models import resolve_model
+    from .tokenizer import Tokenizer
+
+    if any(prompt.text is None for prompt in prompts):
+        raise PromptError("--chat: expected texts, found --prompt-ids; ids go to the model as they are, without --chat")
+    model_dir = resolve_model(settings.model)
+    tokenizer = Tokenizer.open(model_dir)
+    if tokenizer is None:
+        raise PromptError(f"--chat: the model folder {model_dir} has no tokenizer.json; give --prompt-ids instead")
+    texts = [tokenizer.chat([{"role": "user", "content": prompt.text or ""}]) for prompt in prompts]
+    return [tokenizer.encode(text, add_special_tokens=False) for text in texts]
+
+
+def write_text(completion: Completion, index: int, total: int) -> None:
+    """The text alone for one prompt; with several, a line before each says which."""
+    if total > 1:
+        write_line(f"--- prompt {index + 1} of {total} ---")
+    text = ",".join(map(str, completion.token_ids)) if completion.text is None else completion.text
+    write_line(printable(text) if on_terminal() else text)
+
+
+def _given(prompt: PromptSource) -> str | list[int]:
+    return prompt.text if prompt.text is not None else list(prompt.token_ids or ())

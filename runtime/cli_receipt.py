@@ -1,0 +1,137 @@
+"""`leafsum receipt`: the equality matrix, as a table and as a JSON file."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+
+from .cli_options import debug_option, list_option, resolve_settings, settings_options
+from .progress import Display
+from .prompts import gather_prompts
+from .receipt import ArmResult, Prompt, differences, faults, require_equal, run_arms
+from .receipt_arms import ARM_FIELDS, Axes
+from .receipt_file import Verdict, document, plain_table, require_writable, rich_table, table_rows, write_receipt
+from .receipt_prompts import BUILT_IN_PROMPTS
+from .sampling import SamplingParams
+from .settings import RULES, Settings
+from .stdio import on_terminal, require_output, write_line
+
+EPILOG = """\b
+Examples:
+  leafsum receipt --model tiny --tp 1,2,3
+  leafsum receipt --model DIR --tp 1,2,4 --exchange slots,nodes --placement contiguous,strided,random:7 \\
+      --prefill-chunk 1,5,64,whole --concurrency 1,4 --cross full --out receipt.json
+
+\b
+The first value of every list is its default, and all first values together are the reference arm. --cross cheap runs
+every tp x exchange x placement with the first of all else, and at each tp every chunk x concurrency, and every thread
+count, with the first of all else; --cross full runs every combination. Equal means: token_sha256, logits_sha256 (every
+decided row, whole vocabulary) and residual_hash of every prompt are the reference's. An arm whose counts do not show
+that it ran as named fails the receipt too. Exit codes: 0 equal, 1 a difference or a failed run, 2 wrong use.
+"""
+
+
+@click.command(epilog=EPILOG)
+@list_option("tp", "1,2", "Rank counts.")
+@list_option("exchange", "slots,nodes", "Exchanges; none at tp 1.")
+@list_option("placement", "contiguous,strided,random", "Placements of experts; none at tp 1.")
+@list_option("prefill_chunk", "whole,5", "Most prompt tokens in one step.")
+@list_option("concurrency", "4,1", "Most requests at once.")
+@list_option("threads", "1", "Compute threads of a rank.")
+@click.option(
+    "--cross", type=click.Choice(["cheap", "full"]), default="cheap", show_default=True, help="How lists are crossed."
+)
+@click.option(
+    "--prompt", "texts", multiple=True, metavar="TEXT", help="A prompt; repeatable. Without any: eight built-in ones."
+)
+@click.option(
+    "--prompt-file", "files", multiple=True, metavar="FILE", help="A UTF-8 file as one prompt, - for standard input."
+)
+@click.option("--prompt-ids", "ids_texts", multiple=True, metavar="1,2,3", help="A prompt as token ids; repeatable.")
+@click.option(
+    "--max-tokens", type=int, default=64, show_default=True, metavar="N", help="Most tokens to write per prompt."
+)
+@click.option(
+    "--ignore-eos/--stop-at-eos", default=True, show_default=True, help="Write --max-tokens tokens in any case."
+)
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path),
+    default=None,
+    metavar="FILE",
+    help="Also write the receipt, as JSON, here.",
+)
+@click.option("--json", "as_json", is_flag=True, help="The receipt as JSON on standard output, instead of the table.")
+@settings_options([name for name in RULES if name not in (*ARM_FIELDS, "digests")])
+@debug_option
+def receipt(
+    cross: str,
+    texts: tuple[str, ...],
+    files: tuple[str, ...],
+    ids_texts: tuple[str, ...],
+    max_tokens: int,
+    ignore_eos: bool,
+    out: Path | None,
+    as_json: bool,
+    **flags: Any,
+) -> None:
+    """Compare all hashes under settings that keep bits.
+
+    The same prompts are served by every arm: every crossing of the lists below.
+    """
+    require_output()
+    arms = Axes.parse({name: flags.pop(name) for name in ARM_FIELDS}).arms(cross)
+    settings = resolve_settings(flags)
+    sampling = SamplingParams(max_tokens=max_tokens, ignore_eos=ignore_eos)
+    if out is not None:
+        require_writable(out)
+    logging.basicConfig(level=settings.log_level.upper(), format="%(name)s: %(levelname)s: %(message)s")
+    from .models import resolve_model
+    from .pool import WorkerPool
+
+    model_dir = resolve_model(settings.model)
+    prompts = _prompts(texts, files, ids_texts)
+    with Display() as display:
+        results = list(run_arms(arms, settings, prompts, sampling, WorkerPool, display))
+        display.stage("hashing the model's files")
+        verdict = Verdict(tuple(differences(results)), tuple(faults(results)))
+        found = document(settings.model, model_dir, settings, sampling, cross, results, verdict)
+    if out is not None:
+        write_receipt(out, found)
+    if as_json:
+        write_line(json.dumps(found))
+    else:
+        show(results, verdict, settings, out)
+    require_equal(verdict.differences, verdict.faults)
+
+
+def show(results: Sequence[ArmResult], verdict: Verdict, settings: Settings, out: Path | None) -> None:
+    """The table, and one line that sums it up."""
+    rows = table_rows(results, verdict)
+    if on_terminal():
+        from rich.console import Console
+
+        Console().print(rich_table(rows))
+    else:
+        for line in plain_table(rows):
+            write_line(line)
+    num_prompts = len(results[0].completions)
+    outcome = (
+        "all equal"
+        if verdict.equal
+        else f"{len(verdict.differences)} differences, {len(verdict.faults)} missing witnesses"
+    )
+    write_line(f"{len(results)} arms, {num_prompts} prompts, settings {settings.digest()[:12]}: {outcome}")
+    if out is not None:
+        write_line(f"receipt: {out}")
+
+
+def _prompts(texts: tuple[str, ...], files: tuple[str, ...], ids_texts: tuple[str, ...]) -> list[Prompt]:
+    if not (texts or files or ids_texts):
+        return list(BUILT_IN_PROMPTS)
+    return [prompt.text or list(prompt.token_ids or ()) for prompt in gather_prompts(texts, files, ids_texts)]

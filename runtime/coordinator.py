@@ -1,0 +1,267 @@
+"""The coordinator process: `python -m leafsum.runtime.coordinator`, started by a pool.
+
+It alone decides: admission, batching, chunks, stops. One plan is under way at a time; a token is released to the pool
+only after every rank came to the same result. It ends when its pool's death pipe closes, and takes all ranks with it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import shutil
+import traceback
+from collections import deque
+from dataclasses import replace
+from pathlib import Path
+
+import setproctitle
+import zmq
+
+from ..errors import DeadlineExceeded, LeafsumError, PromptError, RankError, RankLost
+from ..ranks.control import open_socket
+from ..ranks.messages import PROTOCOL_VERSION, Hello, Plan, Ready, Setup, StepResult, Traffic, decode, encode
+from .gang import Gang, HostGone, agreed, check_hellos, check_ready
+from .messages import (
+    TO_COORDINATOR,
+    Advance,
+    Answer,
+    AskWitness,
+    Cancel,
+    Fatal,
+    Finished,
+    FromCoordinator,
+    RankReport,
+    Reconfigure,
+    Start,
+    Started,
+    Submit,
+    ToCoordinator,
+)
+from .run_folder import RunFolder
+from .scheduler import Limits, Request, RequestStep, Scheduler
+from .settings import Settings
+
+log = logging.getLogger("leafsum.coordinator")
+
+HELLO_TIMEOUT_S = 60.0
+"""How long a rank's interpreter may take to say its first word, before its slow imports."""
+
+
+class Coordinator:
+    """One run: start, loop, and whatever ends it."""
+
+    def __init__(self, run_folder: RunFolder, host_death_fd: int) -> None:
+        self.run_folder = run_folder
+        self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self.host = open_socket(self.context, zmq.DEALER, run_folder.host_socket, bind=True)
+        self.host_death_fd = host_death_fd
+        self.traffic: dict[int, Traffic] = {}
+        self.heard: deque[ToCoordinator] = deque()
+        self.gang: Gang
+        self.scheduler: Scheduler
+        self.settings: Settings
+
+    def run(self) -> None:
+        """Serve until the pool goes away or the gang fails; the pool hears why."""
+        try:
+            self.start(self._first_word())
+            while True:
+                self.obey()
+                plan = self.scheduler.plan()
+                if plan is None:
+                    self._wait_for_host()
+                else:
+                    self.execute(plan)
+        except HostGone:
+            log.info("run %s: the pool is gone; the ranks end", self.run_folder.run_id)
+        except LeafsumError as error:
+            self._say(fatal(error))
+        except Exception as error:
+            text = f"the coordinator failed: {type(error).__name__}: {error}"
+            self._say(Fatal(kind="LeafsumError", text=text, traceback_text=traceback.format_exc()))
+        finally:
+            if hasattr(self, "gang"):
+                self.gang.end()
+            self.context.destroy()
+            shutil.rmtree(self.run_folder.path, ignore_errors=True)  # the pool does the same, unless it is dead
+
+    def start(self, start: Start) -> None:
+        """Spawn the ranks, set them up, and see that they are alike."""
+        self.settings = settings = Settings.from_dict(start.settings)
+        limits = Limits.of(settings, start.model_max_context)
+        self.scheduler = Scheduler(limits)
+        self.gang = Gang(self.context, self.run_folder, settings.tp, self.host_death_fd)
+        self.gang.spawn()
+        hellos = self.gang.collect(Hello, "the first word", HELLO_TIMEOUT_S)
+        check_hellos(hellos, self.run_folder.run_id)
+        self.gang.send_setups([setup_of(settings, start, limits, self.run_folder, rank) for rank in range(settings.tp)])
+        readies = self.gang.collect(Ready, "loading the model", settings.start_timeout_s)
+        check_ready(readies, settings.digest())
+        log.info("run %s: %d ranks are ready", self.run_folder.run_id, settings.tp)
+        pids = tuple(child.pid for child in self.gang.children)
+        self._say(Started(rank_pids=pids, exchange=readies[0].exchange, versions=readies[0].versions))
+
+    def obey(self) -> None:
+        """Act on all that the pool has said so far. Between steps only: a plan under way is never touched."""
+        self._listen()
+        while self.heard:
+            message = self.heard.popleft()
+            match message:
+                case Submit():
+                    self._submit(message)
+                case Cancel():
+                    for request_id in message.request_ids:
+                        self.scheduler.cancel(request_id)
+                case Reconfigure():
+                    self._say(self._answer(self._reconfigure(message)))
+                case AskWitness():
+                    self._say(self._answer(""))
+                case Start():
+                    raise LeafsumError("expected one Start, got a second: a coordinator serves one pool, once")
+
+    def execute(self, plan: Plan) -> None:
+        """One step: every rank computes the plan, all must agree, then the pool hears of it."""
+        self.gang.send_plan(plan)
+        results = self.gang.collect(StepResult, f"step {plan.step}", self.settings.step_timeout_s)
+        result = agreed(results, self.run_folder.run_id)
+        self.traffic = {each.rank: each.traffic for each in results}
+        for done in self.scheduler.apply(plan, result.runs):
+            self._report(done)
+
+    def _report(self, done: RequestStep) -> None:
+        request = done.request
+        if done.num_prompt_rows or done.token_ids:
+            self._say(
+                Advance(
+                    request_id=request.request_id,
+                    num_prompt_rows=done.num_prompt_rows,
+                    token_ids=done.token_ids,
+                )
+            )
+        if done.finish_reason:
+            self._say(
+                Finished(
+                    request_id=request.request_id,
+                    reason=done.finish_reason,
+                    residual_hash=request.residual_hash,
+                    logits_sha256=request.logits_sha256,
+                    error=done.error,
+                )
+            )
+
+    def _submit(self, submit: Submit) -> None:
+        request = Request(submit.request_id, submit.token_ids, submit.max_tokens, frozenset(submit.stop_ids))
+        try:
+            self.scheduler.submit(request)
+        except PromptError as error:
+            refusal = Finished(
+                request_id=submit.request_id, reason="refused", residual_hash=0, logits_sha256="", error=str(error)
+            )
+            self._say(refusal)
+
+    def _reconfigure(self, message: Reconfigure) -> str:
+        if self.scheduler.num_open:
+            return (
+                f"expected an idle pool, {self.scheduler.num_open} requests are open; limits change between generations"
+            )
+        if not 1 <= message.concurrency <= self.scheduler.limits.num_slots:
+            return (
+                f"expected a concurrency of 1 to {self.scheduler.limits.num_slots} (what the pool was started with), "
+                f"got {message.concurrency}"
+            )
+        self.scheduler.limits = replace(
+            self.scheduler.limits, prefill_chunk=message.prefill_chunk, concurrency=message.concurrency
+        )
+        self.scheduler.most_rows = self.scheduler.most_live_requests = 0
+        return ""
+
+    def _answer(self, error: str) -> Answer:
+        idle = Traffic(calls={}, bytes_sent=0, bytes_received=0, num_exchanges=0)
+        return Answer(
+            error=error,
+            num_steps=self.scheduler.step,
+            most_rows=self.scheduler.most_rows,
+            most_live_requests=self.scheduler.most_live_requests,
+            ranks=tuple(
+                RankReport(rank=rank, pid=child.pid, traffic=self.traffic.get(rank, idle))
+                for rank, child in enumerate(self.gang.children)
+            ),
+        )
+
+    def _first_word(self) -> Start:
+        poller = zmq.Poller()
+        for source in (self.host, self.host_death_fd):
+            poller.register(source, zmq.POLLIN)
+        if self.host not in dict(poller.poll()):
+            raise HostGone
+        message = decode(self.host.recv(), TO_COORDINATOR)
+        if not isinstance(message, Start):
+            raise LeafsumError(f"expected Start as the pool's first word, got {type(message).__name__}")
+        return message
+
+    def _wait_for_host(self) -> None:
+        """Idle: one poll over the pool's socket and everything that can go wrong meanwhile."""
+        self.gang.poller.register(self.host, zmq.POLLIN)
+        try:
+            if self.gang.poll(None):
+                self.gang.refuse_word()
+        finally:
+            self.gang.poller.unregister(self.host)
+
+    def _listen(self) -> None:
+        while self.host.poll(0):
+            self.heard.append(decode(self.host.recv(), TO_COORDINATOR))
+
+    def _say(self, message: FromCoordinator) -> None:
+        self.host.send(encode(message))
+
+
+def setup_of(settings: Settings, start: Start, limits: Limits, run_folder: RunFolder, rank: int) -> Setup:
+    return Setup(
+        protocol=PROTOCOL_VERSION,
+        run_id=run_folder.run_id,
+        rank=rank,
+        num_ranks=settings.tp,
+        model_dir=start.model_dir,
+        dtype=settings.dtype,
+        exchange=settings.exchange,
+        placement=settings.placement,
+        page_size=settings.page_size,
+        num_pages=limits.num_pages,
+        num_slots=limits.num_slots,
+        max_pages_per_slot=-(-limits.max_context // settings.page_size),
+        num_threads=settings.threads or max(1, (os.cpu_count() or 1) // settings.tp),
+        digests=settings.digests,
+        settings_digest=settings.digest(),
+        store_path=str(run_folder.store),
+        data_timeout_s=settings.step_timeout_s,
+    )
+
+
+def fatal(error: LeafsumError) -> Fatal:
+    """The message that makes the pool raise the same error."""
+    kind, text = type(error).__name__, str(error)
+    if isinstance(error, RankError):
+        return Fatal(kind=kind, text=text, rank=error.rank, step=error.step, traceback_text=error.traceback_text)
+    if isinstance(error, RankLost):
+        return Fatal(kind=kind, text=text, role=error.role, exit_status=error.exit_status)
+    if isinstance(error, DeadlineExceeded):
+        return Fatal(kind=kind, text=text, what=error.what, timeout_s=error.timeout_s)
+    return Fatal(kind=kind, text=text)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="leafsum.runtime.coordinator", description="A coordinator; a pool starts it.")
+    parser.add_argument("--run-folder", type=Path, required=True)
+    parser.add_argument("--run-id", required=True)
+    parser.add_argument("--log-level", default="warning")
+    parser.add_argument("--death-fd", type=int, required=True)
+    args = parser.parse_args()
+    setproctitle.setproctitle(f"leafsum: coordinator {args.run_id}")
+    logging.basicConfig(level=args.log_level.upper(), format="%(asctime)s %(name)s %(levelname)s %(message)s")
+    Coordinator(RunFolder(args.run_folder, args.run_id), args.death_fd).run()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,106 @@
+"""What a pool and its coordinator say to each other: the same kind of messages as between coordinator and ranks.
+
+pool -> coordinator   Start, then Submit, Cancel, Reconfigure, AskWitness; its death pipe says the end coordinator ->
+pool   Started, then Advance and Finished for every request, Answer to a question; Fatal, and then silence
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import msgspec
+
+from ..ranks.messages import Count, Index, IndexOrNone, Message, Traffic
+
+
+class Start(Message, frozen=True):
+    """The first word of a pool: its settings, and what it read in the model folder."""
+
+    settings: dict[str, str | int | float | bool]
+    model_dir: str
+    model_max_context: Index
+
+
+class Submit(Message, frozen=True):
+    """One request. `stop_ids` end it; the one that does is its last token."""
+
+    request_id: Index
+    token_ids: tuple[Index, ...]
+    max_tokens: Index
+    stop_ids: tuple[Index, ...]
+
+
+class Cancel(Message, frozen=True):
+    request_ids: tuple[Index, ...]
+
+
+class Reconfigure(Message, frozen=True):
+    """New limits of the scheduler, which keep every bit; refused while requests are open."""
+
+    prefill_chunk: Index
+    concurrency: Index
+
+
+class AskWitness(Message, frozen=True):
+    pass
+
+
+class Started(Message, frozen=True):
+    rank_pids: tuple[Index, ...]
+    exchange: str
+    versions: dict[str, str]
+
+
+class Advance(Message, frozen=True):
+    """One request's progress: prompt rows done since the last word, tokens drawn (none, or one)."""
+
+    request_id: Index
+    num_prompt_rows: Index
+    token_ids: tuple[Index, ...]
+
+
+class Finished(Message, frozen=True):
+    """One request's end. `error` is empty, or says why it failed or was refused (`reason` "failed" or "refused")."""
+
+    request_id: Index
+    reason: Literal["stop", "length", "failed", "refused"]
+    residual_hash: Annotated[int, msgspec.Meta(ge=0)]
+    logits_sha256: str
+    error: str
+
+
+class RankReport(Message, frozen=True):
+    rank: Index
+    pid: Index
+    traffic: Traffic
+
+
+class Answer(Message, frozen=True):
+    """The answer to Reconfigure (`error`, or empty) and to AskWitness."""
+
+    error: str
+    num_steps: Count
+    most_rows: Count
+    most_live_requests: Count
+    ranks: tuple[RankReport, ...]
+
+
+class Fatal(Message, frozen=True):
+    """The gang has ended. `kind` names a class of errors.py; the other fields are its arguments."""
+
+    kind: str
+    text: str
+    rank: IndexOrNone = -1
+    step: IndexOrNone = -1
+    traceback_text: str = ""
+    role: str = ""
+    exit_status: int | None = None
+    what: str = ""
+    timeout_s: float = 0.0
+
+
+ToCoordinator = Start | Submit | Cancel | Reconfigure | AskWitness
+FromCoordinator = Started | Advance | Finished | Answer | Fatal
+
+TO_COORDINATOR: msgspec.msgpack.Decoder[ToCoordinator] = msgspec.msgpack.Decoder(ToCoordinator)
+FROM_COORDINATOR: msgspec.msgpack.Decoder[FromCoordinator] = msgspec.msgpack.Decoder(FromCoordinator)

@@ -1,0 +1,52 @@
+"""From what --model says to a folder on this machine."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+from ..errors import ModelError
+
+TINY = "tiny"
+HUB_FILES = ("*.safetensors", "*.safetensors.index.json", "*.json", "*.jinja")
+HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
+
+
+def resolve_model(text: str) -> Path:
+    """Folder of the model: 'tiny', an existing folder, or a hub id such as owner/name, fetched into the hub's cache.
+
+    A folder comes before a hub id of the same name; one called tiny is ./tiny. ModelError when there is none.
+    """
+    if text == TINY:
+        from ..ranks.tiny import ensure_tiny
+
+        return ensure_tiny()
+    folder = Path(text).expanduser()
+    if folder.is_dir():
+        return folder.resolve()
+    if folder.exists():
+        raise ModelError(f"model: expected a folder, found the file {folder}; name the folder that holds config.json")
+    if HUB_ID.fullmatch(text):
+        return _fetch_from_hub(text)
+    raise ModelError(
+        f"model: there is no folder {folder} (looked in {Path.cwd()}); expected a folder with config.json and "
+        f"safetensors files, '{TINY}', or a hub id such as owner/name"
+    )
+
+
+def _fetch_from_hub(hub_id: str) -> Path:
+    """Safetensors, configuration and tokenizer files only: nothing that would have to be unpickled or run."""
+    import huggingface_hub
+    from huggingface_hub.utils.tqdm import disable_progress_bars
+
+    if sys.stderr is None or not sys.stderr.isatty():
+        disable_progress_bars()
+    try:
+        return Path(huggingface_hub.snapshot_download(hub_id, allow_patterns=list(HUB_FILES)))
+    except Exception as error:  # the client raises its own, its transport's and OSError
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise ModelError(
+            f"model: there is no folder {hub_id} (looked in {Path.cwd()}), and fetching the hub id {hub_id} failed: "
+            f"{reason}"
+        ) from error

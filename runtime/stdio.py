@@ -1,0 +1,77 @@
+"""Standard output as a result: a full disk, a closed descriptor or a reader that has gone is an error of the run."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from ..errors import LeafsumError
+
+
+class OutputError(LeafsumError):
+    """Standard output cannot take what the command has to say."""
+
+
+def hold_standard_streams() -> None:
+    """Put /dev/null under standard streams that were closed before the start.
+
+    Otherwise the next socket or pipe would get their descriptor, and somebody's print would write into it.
+    """
+    fd = os.open(os.devnull, os.O_RDWR)
+    while fd <= 2:
+        fd = os.open(os.devnull, os.O_RDWR)
+    os.close(fd)
+    for stream in (sys.stdout, sys.stderr):
+        reconfigure = getattr(stream, "reconfigure", None)
+        if reconfigure is not None:
+            # A model's text is any text; the locale must not decide whether it can be printed.
+            reconfigure(encoding="utf-8", errors="backslashreplace")
+
+
+def require_output() -> None:
+    """OutputError at once, before anything slow, when standard output was closed."""
+    if sys.stdout is None:
+        raise OutputError("standard output is closed: expected somewhere to write the result, such as > FILE")
+
+
+def write_line(text: str) -> None:
+    """One line to standard output. BrokenPipeError when the reader has gone, OutputError for whatever else fails."""
+    require_output()
+    try:
+        sys.stdout.write(text + "\n")
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        raise _refused(error) from error
+
+
+def flush_output() -> None:
+    """Buffered text reaches the file here or not at all: without this, a full disk would go unnoticed."""
+    if sys.stdout is None:
+        return
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        raise _refused(error) from error
+
+
+def discard_output() -> None:
+    """Point descriptor 1 at /dev/null, so that the interpreter's own flush at exit has nothing left to fail at."""
+    fd = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(fd, 1)
+    os.close(fd)
+
+
+def on_terminal() -> bool:
+    return sys.stdout is not None and sys.stdout.isatty()
+
+
+def printable(text: str) -> str:
+    """For a terminal: a model's text may hold control characters, and a terminal would obey them."""
+    return "".join(c if c in "\n\t" or c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text)
+
+
+def _refused(error: OSError) -> OutputError:
+    return OutputError(f"standard output cannot be written: {error.strerror}; the result is lost, write it elsewhere")

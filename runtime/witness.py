@@ -1,0 +1,60 @@
+"""What a pool can tell of a run: how far it is, and counts that prove what ran."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from .messages import Answer, RankReport
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far one `generate` call is."""
+
+    finished_prompts: int
+    total_prompts: int
+    prompt_tokens_done: int
+    output_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class RankWitness:
+    """What one rank has done since it started. `transport`: collective calls by kind; bytes are payload on the wire."""
+
+    rank: int
+    pid: int
+    exchanges: int
+    bytes_sent: int
+    bytes_received: int
+    transport: dict[str, int]
+
+    @classmethod
+    def of(cls, report: RankReport) -> RankWitness:
+        traffic = report.traffic
+        return cls(
+            rank=report.rank,
+            pid=report.pid,
+            exchanges=traffic.num_exchanges,
+            bytes_sent=traffic.bytes_sent,
+            bytes_received=traffic.bytes_received,
+            transport=traffic.calls,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Witness:
+    """Counts of the whole run; `most_rows` and `most_live_requests` count since the last `reconfigure`."""
+
+    steps: int
+    most_rows: int
+    most_live_requests: int
+    ranks: tuple[RankWitness, ...]
+
+    @classmethod
+    def of(cls, answer: Answer) -> Witness:
+        return cls(
+            steps=answer.num_steps,
+            most_rows=answer.most_rows,
+            most_live_requests=answer.most_live_requests,
+            ranks=tuple(RankWitness.of(report) for report in answer.ranks),
+        )

@@ -1,0 +1,158 @@
+"""The command line over real processes and the demonstration model: results, refusals, and nothing left behind."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from leafsum.runtime.inspect_model import inspect_model
+from leafsum.runtime.models import resolve_model
+from leafsum.runtime.settings import Settings
+
+TINY = ("--model", "tiny", "--threads", "1")
+
+
+@pytest.fixture
+def environ(tmp_path):
+    """An environment in which the run folders of this test lie apart from everybody else's."""
+    (tmp_path / "run").mkdir()
+    return {**os.environ, "TMPDIR": str(tmp_path / "run")}
+
+
+@contextmanager
+def started(environ, *arguments):
+    """The command as a process, ended in any case."""
+    words = [sys.executable, "-m", "leafsum", *arguments]
+    with subprocess.Popen(words, env=environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def finish(environ, *arguments):
+    """Exit code, standard output and standard error; no run folder may be left."""
+    with started(environ, *arguments) as process:
+        out, err = process.communicate(timeout=240)
+    assert list(Path(environ["TMPDIR"]).iterdir()) == []
+    return process.returncode, out, err
+
+
+def wait_for(what, timeout_s=60.0):
+    """The first true value of `what()`."""
+    deadline_s = time.monotonic() + timeout_s
+    while not (found := what()):
+        assert time.monotonic() < deadline_s, "waited too long"
+        time.sleep(0.02)
+    return found
+
+
+def processes_of(run_id):
+    """Command lines that hold the run id: before a process names its role (an argument), and after (in its title)."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            words = path.read_bytes().replace(b"\0", b" ").decode()
+        except OSError:
+            continue  # gone meanwhile
+        if run_id in words:
+            found.append(words)
+    return found
+
+
+def test_one_and_two_ranks_print_the_same(environ):
+    arguments = (
+        "generate",
+        *TINY,
+        "--prompt",
+        "Once upon",
+        "--prompt-ids",
+        "1,2",
+        "--max-tokens",
+        "6",
+        "--json",
+        "--digests",
+    )
+    lines = []
+    for tp in ("1", "2"):
+        exit_code, out, err = finish(environ, *arguments, "--tp", tp)
+        assert (exit_code, err) == (0, "")
+        lines.append([{**json.loads(line), "tp": None} for line in out.splitlines()])
+    assert lines[0] == lines[1]
+    assert [found["prompt"] for found in lines[0]] == ["Once upon", None]
+    assert [found["output_tokens"] for found in lines[0]] == [6, 6]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (("--prompt-ids", "1,100000"), "expected a token id of 0 to"),
+        (("--prompt", "x", "--tp", "65"), "got 65"),
+        (("--prompt", "x" * 9000), "a prompt of 9,000 tokens"),
+        (("--prompt", "x", "--max-context", "1000000"), "max_context: expected at most"),
+    ],
+)
+def test_what_the_model_cannot_serve_is_refused(arguments, text, environ):
+    exit_code, out, err = finish(environ, "generate", *TINY, *arguments)
+    assert (exit_code, out) == (2, "")
+    assert text in err
+    assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize("times", [1, 2])
+@pytest.mark.parametrize("stage", ["starting", "loading", "generating"])
+def test_ctrl_c_leaves_nothing_running(stage, times, environ):
+    arguments = ("--tp", "2", "--prompt", "x", "--max-tokens", "4000", "--ignore-eos", "--log-level", "info")
+    with started(environ, "generate", *TINY, *arguments) as process:
+        (folder,) = wait_for(lambda: list(Path(environ["TMPDIR"]).glob("leafsum-*")))
+        run_id = folder.name.removeprefix("leafsum-")
+        if stage != "starting":
+            wait_for(lambda: f"leafsum: rank 1/2 {run_id}" in " ".join(processes_of(run_id)))
+        if stage == "generating":
+            assert "2 ranks are ready" in process.stderr.readline()
+        for _ in range(times):
+            process.send_signal(signal.SIGINT)
+            time.sleep(0.05)
+        out, err = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "leafsum: interrupted" in err.splitlines()
+    assert "Traceback" not in err
+    assert out == ""
+    wait_for(lambda: not processes_of(run_id), timeout_s=10)
+    assert not folder.exists()
+
+
+def test_a_small_receipt_is_equal_and_counts_what_inspect_foretells(environ, tmp_path):
+    path = tmp_path / "receipt.json"
+    lists = ("--tp", "1,2", "--placement", "contiguous", "--prefill-chunk", "whole,5", "--concurrency", "2")
+    prompts = ("--prompt", "Sums of the same rows", "--prompt", "in one order")
+    exit_code, out, err = finish(environ, "receipt", *lists, *prompts, "--max-tokens", "4", "--out", str(path))
+    assert (exit_code, err) == (0, "")
+    assert "5 arms, 2 prompts" in out
+    assert "all equal" in out
+    found = json.loads(path.read_text())
+    assert len({json.dumps(arm["prompts"]) for arm in found["arms"]}) == 1
+    assert [arm["witness"]["most_live_requests"] for arm in found["arms"]] == [2] * 5
+    needs = inspect_model(resolve_model("tiny"), Settings(tp=2))
+    num_rows = sum(len(prompt["token_ids"]) + 4 - 1 for prompt in found["prompts"])
+    num_decided = 2 * 4
+    for arm in found["arms"]:
+        rank = arm["witness"]["ranks"][0]
+        if arm["settings"]["tp"] == 1:
+            assert rank["exchanges"] == rank["bytes_sent"] == 0
+            continue
+        at_most = num_rows * needs.exchanges[arm["settings"]["exchange"]].bytes_sent_per_token
+        # with digests, whole rows of logits travel too
+        at_most += num_decided * needs.spec.vocab_size * 4
+        assert 0.5 * at_most < rank["bytes_sent"] <= at_most
+
+
+def test_the_demonstration_shows_equal_hashes(environ):
+    exit_code, out, err = finish(environ, "demo")
+    assert (exit_code, err) == (0, "")
+    assert "equal: the same tokens" in out

@@ -1,0 +1,185 @@
+"""Receipts over a pool without processes: what is equal, what differs and where, and what must have run."""
+
+import json
+import os
+import re
+
+import fake_pool
+import pytest
+from leafsum.runtime import receipt_facts
+from leafsum.runtime.cli import run
+from leafsum.runtime.receipt import first_difference
+from leafsum.runtime.receipt_prompts import BUILT_IN_PROMPTS
+
+ARMS = ("--tp", "1,2", "--exchange", "slots,nodes", "--placement", "contiguous,strided", "--max-tokens", "6")
+
+
+@pytest.fixture
+def script(monkeypatch, tmp_path):
+    (tmp_path / "config.json").write_text("{}")
+    monkeypatch.setattr("leafsum.runtime.models.resolve_model", lambda _text: tmp_path)
+    # the hardware's facts come from leafsum._C, which these tests do not need
+    monkeypatch.setattr(receipt_facts, "_instruction_set", lambda: "plain")
+    return fake_pool.install(monkeypatch)
+
+
+def receipt(capfd, *arguments):
+    """Exit code, the receipt, and standard error of one run."""
+    exit_code = run(["receipt", *ARMS, *arguments, "--json"])
+    out, err = capfd.readouterr()
+    return exit_code, json.loads(out), err
+
+
+@pytest.mark.usefixtures("script")
+def test_equal_arms_make_a_whole_receipt(capfd):
+    exit_code, found, err = receipt(capfd)
+    assert (exit_code, err, found["equal"]) == (0, "", True)
+    assert {"format", "numerics", "settings_digest", "code", "packages", "machine", "model", "not_run"} <= set(found)
+    assert found["numerics"] == 1
+    assert list(found["model"]["files"]) == ["config.json"]
+    assert [prompt["text"] for prompt in found["prompts"]] == list(BUILT_IN_PROMPTS)
+    assert len(found["arms"]) == 4 + (4 + 4 - 1)
+    for arm in found["arms"]:
+        assert len(arm["prompts"]) == 8
+        assert all(re.fullmatch("[0-9a-f]{64}", prompt["logits_sha256"]) for prompt in arm["prompts"])
+        assert len(arm["witness"]["ranks"]) == arm["settings"]["tp"]
+        assert all(rank["exchanges"] == (arm["settings"]["tp"] > 1) for rank in arm["witness"]["ranks"])
+    assert any("control" in text for text in found["not_run"])
+    assert any("poison" in text for text in found["not_run"])
+
+
+def test_a_pool_serves_all_arms_that_it_can_be_changed_to(script, capfd):
+    assert receipt(capfd)[0] == 0
+    assert script.opened == script.closed == 1 + 4
+    assert all(settings.digests for settings in script.settings)
+
+
+def test_one_wrong_token_is_named_with_arm_prompt_and_position(script, capfd):
+    def spoil(settings, index, completion):
+        wrong = (settings.tp, settings.exchange, settings.placement, index) == (2, "nodes", "strided", 5)
+        return fake_pool.with_token(completion, 3, 7) if wrong else completion
+
+    script.spoil = spoil
+    exit_code, found, err = receipt(capfd)
+    assert (exit_code, found["equal"]) == (1, False)
+    assert (
+        "arm [tp 2 nodes strided threads 1 chunk whole concurrency 4], prompt 6: expected the bits of arm [tp 1" in err
+    )
+    assert re.search(r"differs first at token 3: expected id \d+, found id 7", err)
+    (difference,) = found["differences"]
+    assert (difference["prompt"], difference["first_differing_token"], difference["hashes"]) == (5, 3, ["token_sha256"])
+    assert [arm["name"] for arm in found["arms"] if not arm["equal"]] == [difference["arm"]]
+
+
+@pytest.mark.parametrize("name", ["logits_sha256", "residual_hash"])
+def test_equal_tokens_with_other_bits_differ(name, script, capfd):
+    def spoil(settings, index, completion):
+        return fake_pool.replace(completion, **{name: "0" * 16}) if settings.tp == 2 and index == 0 else completion
+
+    script.spoil = spoil
+    exit_code, found, err = receipt(capfd)
+    assert exit_code == 1
+    assert "prompt 1: expected the bits of arm [tp 1 threads 1 chunk whole concurrency 4]; " in err
+    assert f"the output has the same 6 tokens, but {name} differ" in err
+    assert all(difference["first_differing_token"] is None for difference in found["differences"])
+
+
+def test_a_rank_that_exchanged_nothing_fails_an_equal_receipt(script, capfd):
+    script.silent_rank = 1
+    exit_code, found, err = receipt(capfd)
+    assert (exit_code, found["equal"], found["differences"]) == (1, False, [])
+    assert "all hashes are equal, but the counts do not prove it: tp 2 slots contiguous" in err
+    assert "rank 1: expected exchanges and bytes both ways, found 0 exchanges" in err
+
+
+def test_requests_that_never_ran_together_fail_a_receipt(script, capfd):
+    script.live_limit = 1
+    exit_code, _, err = receipt(capfd)
+    assert exit_code == 1
+    assert "concurrency 4: expected 4 requests at once, found 1" in err
+
+
+def test_missing_digests_fail_a_receipt(script, capfd):
+    script.spoil = lambda _settings, _index, completion: fake_pool.replace(completion, logits_sha256=None)
+    exit_code, _, err = receipt(capfd)
+    assert exit_code == 1
+    assert "prompt 1 has no logits_sha256" in err
+
+
+@pytest.mark.usefixtures("script")
+def test_the_table_is_plain_in_a_pipe(capfd, tmp_path):
+    out_file = tmp_path / "receipt.json"
+    assert run(["receipt", *ARMS, "--prompt", "x", "--concurrency", "1", "--out", str(out_file)]) == 0
+    lines = capfd.readouterr().out.splitlines()
+    assert lines[0].split()[:3] == ["arm", "hash", "equal"]
+    assert "reference" in lines[1]
+    hashes = {line.split("concurrency 1")[1].split()[0] for line in lines[1:-2]}
+    assert len(hashes) == 1
+    assert lines[-2].startswith("7 arms, 1 prompts, settings ")
+    assert lines[-2].endswith("all equal")
+    assert lines[-1] == f"receipt: {out_file}"
+    assert json.loads(out_file.read_text())["equal"] is True
+
+
+def test_the_table_marks_the_arm_that_differs(script, capfd):
+    script.spoil = lambda settings, _index, completion: fake_pool.with_token(completion, 0, settings.tp)
+    assert run(["receipt", *ARMS]) == 1
+    lines = capfd.readouterr().out.splitlines()
+    assert all("DIFFERS" in line for line in lines if line.startswith("tp 2"))
+    assert not any("DIFFERS" in line for line in lines if line.startswith("tp 1"))
+
+
+@pytest.mark.parametrize("name", ["", "missing/receipt.json"])
+def test_a_file_that_cannot_be_written_is_refused_before_the_run(name, script, capfd, tmp_path):
+    assert run(["receipt", *ARMS, "--out", str(tmp_path / name)]) == 2
+    assert "--out: cannot write" in capfd.readouterr().err
+    assert script.opened == 0
+
+
+def test_a_receipt_that_differs_is_written_too(script, tmp_path):
+    script.spoil = lambda settings, _index, completion: fake_pool.with_token(completion, 0, settings.tp)
+    assert run(["receipt", *ARMS, "--out", str(tmp_path / "r.json")]) == 1
+    assert json.loads((tmp_path / "r.json").read_text())["equal"] is False
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["config.json", "r.json"]
+
+
+def test_built_in_prompts_reach_past_a_chunk_of_64():
+    lengths = [len(prompt.encode()) for prompt in BUILT_IN_PROMPTS]
+    assert len(set(lengths)) == 8
+    assert {63, 64, 65} <= set(lengths)
+    assert (min(lengths), sum(length > 128 for length in lengths)) == (1, 2)
+
+
+def test_first_difference():
+    assert first_difference((1, 2), (1, 2)) is None
+    assert first_difference((1, 2), (1, 3)) == 1
+    assert first_difference((1, 2), (1,)) == 1
+
+
+def test_file_hashes_are_cached_by_path_size_and_time(tmp_path, monkeypatch):
+    model_dir, cache_dir = tmp_path / "model", tmp_path / "cache"
+    model_dir.mkdir()
+    weights = model_dir / "model.safetensors"
+    weights.write_bytes(b"abc")
+    (model_dir / "notes.md").write_text("not part of the model")
+    first = receipt_facts.model_files(model_dir, cache_dir)
+    assert first == {"model.safetensors": "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"}
+    reads = []
+    whole = receipt_facts.file_sha256
+    monkeypatch.setattr(receipt_facts, "file_sha256", lambda path: reads.append(path) or whole(path))
+    assert receipt_facts.model_files(model_dir, cache_dir) == first
+    assert reads == []
+    os.utime(weights, ns=(0, 1))
+    assert receipt_facts.model_files(model_dir, cache_dir) == first
+    weights.write_bytes(b"abd")
+    assert receipt_facts.model_files(model_dir, cache_dir) != first
+    assert len(reads) == 2
+    (cache_dir / "sha256.json").write_text("broken")
+    receipt_facts.model_files(model_dir, cache_dir)
+    assert len(reads) == 3
+
+
+def test_commit_is_unknown_outside_the_packages_own_checkout(monkeypatch, tmp_path):
+    assert receipt_facts.code_facts()["version"] == "0.1.0"
+    monkeypatch.setattr(receipt_facts, "_git", lambda _root, *_arguments: str(tmp_path))
+    assert receipt_facts.code_facts()["commit"] == "unknown"

@@ -1,0 +1,24 @@
+"""A child process for supervision tests: `python -m stand_in MANNER --death-fd N`, with tests/ on PYTHONPATH."""
+
+import os
+import signal
+import sys
+import time
+
+
+def main() -> None:
+    manner, death_fd = sys.argv[1], int(sys.argv[-1])
+    if manner == "fails":
+        sys.exit(3)
+    if manner == "deaf":
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    sys.stderr.write("up\n")
+    sys.stderr.flush()
+    if manner == "polite":
+        os.read(death_fd, 1)
+        sys.exit(0)
+    time.sleep(600)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,134 @@
+"""Whoever dies or hangs, the caller hears who and why, and nothing is left. The faults are real: signals, files."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+from leafsum.errors import DeadlineExceeded, ModelError, RankError, RankLost, RequestFailed
+from leafsum.runtime.pool import WorkerPool
+from leafsum.runtime.sampling import SamplingParams
+from processes import all_gone, processes_in, wait_until
+
+LONG = SamplingParams(max_tokens=400, ignore_eos=True)
+
+
+def start(**fields) -> WorkerPool:
+    return WorkerPool(model="tiny", tp=2, threads=1, kv_tokens=1024, **fields)
+
+
+def pids_of(pool: WorkerPool) -> dict[str, int]:
+    ranks = {f"rank {rank.rank}": rank.pid for rank in pool.witness().ranks}
+    return {"coordinator": pool.coordinator_pid, **ranks}
+
+
+@pytest.mark.parametrize("victim", ["rank 0", "rank 1", "coordinator"])
+def test_a_killed_process_ends_the_run_and_is_named(victim):
+    with start() as pool:
+        pids = pids_of(pool)
+
+        def kill_once_decoding(progress):
+            if progress.output_tokens == 5:
+                os.kill(pids[victim], signal.SIGKILL)
+
+        with pytest.raises(RankLost, match=f"{victim}.*SIGKILL") as caught:
+            pool.generate(["x"], LONG, on_progress=kill_once_decoding)
+        assert caught.value.role == victim
+        assert caught.value.exit_status == -signal.SIGKILL
+        wait_until(lambda: all_gone(pids.values()), "all processes gone")
+        assert not pool.run_folder.exists()
+
+
+def test_a_rank_killed_while_idle_is_named_by_the_next_call():
+    with start() as pool:
+        pids = pids_of(pool)
+        os.kill(pids["rank 1"], signal.SIGKILL)
+        wait_until(lambda: all_gone(pids.values()), "all processes gone")
+        with pytest.raises(RankLost, match="rank 1"):
+            pool.generate(["x"], LONG)
+
+
+def test_a_stopped_rank_misses_its_deadline():
+    with start(step_timeout_s=3.0) as pool:
+        pids = pids_of(pool)
+
+        def stop_once_decoding(progress):
+            if progress.output_tokens == 5:
+                os.kill(pids["rank 1"], signal.SIGSTOP)
+
+        with pytest.raises((DeadlineExceeded, RankError), match="rank"):
+            pool.generate(["x"], LONG, on_progress=stop_once_decoding)
+        assert all_gone(pids.values())
+
+
+def test_a_program_that_is_killed_leaves_no_process(tmp_path):
+    program = """
+        from leafsum.runtime.pool import WorkerPool
+        from leafsum.runtime.sampling import SamplingParams
+        pool = WorkerPool(model="tiny", tp=2, threads=1)
+        told = lambda progress: print(progress.output_tokens, flush=True)
+        pool.generate(["x"], SamplingParams(max_tokens=1000, ignore_eos=True), on_progress=told)
+    """
+    command = [sys.executable, "-c", textwrap.dedent(program)]
+    host = subprocess.Popen(command, stdout=subprocess.PIPE, cwd=tmp_path)
+    assert host.stdout is not None
+    with host.stdout:
+        while host.stdout.readline().strip() != b"3":
+            pass
+        assert len(processes_in(tmp_path)) == 4
+        host.kill()
+        host.wait()
+    wait_until(lambda: not processes_in(tmp_path), "no process left")
+
+
+def test_a_pool_that_is_dropped_without_close_leaves_nothing(tmp_path):
+    program = """
+        from leafsum.runtime.pool import WorkerPool
+        pool = WorkerPool(model="tiny", tp=2)
+    """
+    subprocess.run([sys.executable, "-c", textwrap.dedent(program)], check=True, cwd=tmp_path, timeout=120)
+    wait_until(lambda: not processes_in(tmp_path), "no process left")
+
+
+@pytest.fixture
+def broken_model(tmp_path) -> Path:
+    """A copy of the demonstration model to break."""
+    from leafsum.ranks.tiny import ensure_tiny
+
+    return Path(shutil.copytree(ensure_tiny(), tmp_path / "model"))
+
+
+def test_a_truncated_weight_file_is_refused_before_any_process_starts(broken_model):
+    weights = broken_model / "model.safetensors"
+    os.truncate(weights, weights.stat().st_size - 100)
+    with pytest.raises(ModelError, match=r"model\.safetensors"):
+        WorkerPool(model=str(broken_model))
+
+
+def test_a_request_whose_logits_are_not_finite_fails_alone(broken_model):
+    import torch
+    from safetensors.torch import load_file, save_file
+
+    weights = load_file(broken_model / "model.safetensors")
+    weights["model.embed_tokens.weight"][7] = torch.nan
+    save_file(weights, broken_model / "model.safetensors", metadata={"format": "pt"})
+    sampling = SamplingParams(max_tokens=4, ignore_eos=True)
+    with WorkerPool(model=str(broken_model), tp=2, threads=1) as pool:
+        with pytest.raises(RequestFailed, match=r"prompt 1: .*position 1 .*not finite from layer 0"):
+            pool.generate([[1, 2, 3], [1, 7, 3], [4, 5]], sampling)
+        fine = pool.generate([[1, 2, 3], [4, 5]], sampling)
+        assert [len(each.token_ids) for each in fine] == [4, 4]
+
+
+def test_an_error_while_loading_comes_back_with_the_ranks_number(broken_model, monkeypatch):
+    config = json.loads((broken_model / "config.json").read_text())
+    monkeypatch.setenv("TORCH_DISTRIBUTED_DEBUG", "NO_SUCH_LEVEL")  # torch's own set-up raises in the rank
+    assert config["model_type"] == "qwen3_moe"
+    with pytest.raises(RankError, match=r"rank \d of 2 failed while it started") as caught:
+        WorkerPool(model=str(broken_model), tp=2)
+    assert "Traceback" in caught.value.traceback_text
