@@ -49,7 +49,8 @@ class Setup(Message, frozen=True):
     digests: bool
     settings_digest: str
     store_path: str
-    data_timeout_s: float
+    start_timeout_s: float
+    step_timeout_s: float
 
 
 class Admit(Message, frozen=True):

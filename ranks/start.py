@@ -65,7 +65,7 @@ def prepare_machine(num_threads: int) -> None:
 def meet_peers(setup: Setup) -> Transport:
     if setup.num_ranks == 1:
         return SingleRank()
-    return GlooTransport(setup.rank, setup.num_ranks, setup.store_path, setup.data_timeout_s)
+    return GlooTransport(setup.rank, setup.num_ranks, setup.store_path, setup.step_timeout_s, setup.start_timeout_s)
 
 
 def versions() -> dict[str, str]:

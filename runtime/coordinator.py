@@ -31,6 +31,7 @@ from .messages import (
     Fatal,
     Finished,
     FromCoordinator,
+    Order,
     RankReport,
     Reconfigure,
     Start,
@@ -109,7 +110,8 @@ class Coordinator:
             message = self.heard.popleft()
             match message:
                 case Submit():
-                    self._submit(message)
+                    for order in message.orders:
+                        self._submit(order)
                 case Cancel():
                     for request_id in message.request_ids:
                         self.scheduler.cancel(request_id)
@@ -150,13 +152,13 @@ class Coordinator:
                 )
             )
 
-    def _submit(self, submit: Submit) -> None:
-        request = Request(submit.request_id, submit.token_ids, submit.max_tokens, frozenset(submit.stop_ids))
+    def _submit(self, order: Order) -> None:
+        request = Request(order.request_id, order.token_ids, order.max_tokens, frozenset(order.stop_ids))
         try:
             self.scheduler.submit(request)
         except PromptError as error:
             refusal = Finished(
-                request_id=submit.request_id, reason="refused", residual_hash=0, logits_sha256="", error=str(error)
+                request_id=order.request_id, reason="refused", residual_hash=0, logits_sha256="", error=str(error)
             )
             self._say(refusal)
 
@@ -235,7 +237,8 @@ def setup_of(settings: Settings, start: Start, limits: Limits, run_folder: RunFo
         digests=settings.digests,
         settings_digest=settings.digest(),
         store_path=str(run_folder.store),
-        data_timeout_s=settings.step_timeout_s,
+        start_timeout_s=settings.start_timeout_s,
+        step_timeout_s=settings.step_timeout_s,
     )
 
 
@@ -260,7 +263,13 @@ def main() -> None:
     args = parser.parse_args()
     setproctitle.setproctitle(f"leafsum: coordinator {args.run_id}")
     logging.basicConfig(level=args.log_level.upper(), format="%(asctime)s %(name)s %(levelname)s %(message)s")
-    Coordinator(RunFolder(args.run_folder, args.run_id), args.death_fd).run()
+    try:
+        coordinator = Coordinator(RunFolder(args.run_folder, args.run_id), args.death_fd)
+    except zmq.ZMQError:
+        if args.run_folder.exists():
+            raise
+        return  # the pool was closed before this process had started
+    coordinator.run()
 
 
 if __name__ == "__main__":

@@ -21,13 +21,19 @@ class Start(Message, frozen=True):
     model_max_context: Index
 
 
-class Submit(Message, frozen=True):
+class Order(Message, frozen=True):
     """One request. `stop_ids` end it; the one that does is its last token."""
 
     request_id: Index
     token_ids: tuple[Index, ...]
     max_tokens: Index
     stop_ids: tuple[Index, ...]
+
+
+class Submit(Message, frozen=True):
+    """Requests that arrive together: the next step sees all of them."""
+
+    orders: tuple[Order, ...]
 
 
 class Cancel(Message, frozen=True):

@@ -6,13 +6,11 @@ what a program holds. It starts a coordinator process and talks to it; all compu
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import operator
 import os
 import shutil
-import struct
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -46,6 +44,7 @@ from .messages import (
     Fatal,
     Finished,
     FromCoordinator,
+    Order,
     Reconfigure,
     Start,
     Started,
@@ -54,7 +53,7 @@ from .messages import (
 )
 from .models import resolve_model
 from .run_folder import RunFolder
-from .sampling import Completion, SamplingParams
+from .sampling import Completion, SamplingParams, token_sha256
 from .scheduler import Limits
 from .settings import Settings
 from .tokenizer import Tokenizer
@@ -68,6 +67,9 @@ START_GRACE_S = 90.0
 
 interpreters, and the coordinator's own deadlines, which come first.
 """
+
+SUBMIT_TOKENS = 2**20
+"""Prompt tokens in one message; the control plane carries six times as many."""
 
 Prompt = str | Sequence[int]
 
@@ -139,8 +141,12 @@ class WorkerPool:
         self._next_request_id += len(opens)
         requests = {first_id + index: request for index, request in enumerate(opens)}
         try:
-            for request_id, params in zip(requests, per_prompt, strict=True):
-                self._submit(request_id, requests[request_id], params)
+            orders = [
+                self._order(request_id, request, params)
+                for (request_id, request), params in zip(requests.items(), per_prompt, strict=True)
+            ]
+            for submit in submits(orders):
+                self._send(submit)
             self._follow(requests, on_progress)
         except BaseException:
             self._cancel([request_id for request_id, request in requests.items() if request.finished is None])
@@ -231,10 +237,10 @@ class WorkerPool:
         except TypeError as error:
             raise PromptError(f"prompt {index}: expected text, or a sequence of token ids: {error}") from None
 
-    def _submit(self, request_id: int, request: Open, params: SamplingParams) -> None:
+    def _order(self, request_id: int, request: Open, params: SamplingParams) -> Order:
         stop_ids = () if params.ignore_eos else self.spec.eos_ids
-        self._send(
-            Submit(request_id=request_id, token_ids=request.prompt_ids, max_tokens=params.max_tokens, stop_ids=stop_ids)
+        return Order(
+            request_id=request_id, token_ids=request.prompt_ids, max_tokens=params.max_tokens, stop_ids=stop_ids
         )
 
     def _follow(self, requests: dict[int, Open], on_progress: Callable[[Progress], None] | None) -> None:
@@ -333,9 +339,18 @@ class WorkerPool:
         )
 
 
-def token_sha256(token_ids: Sequence[int]) -> str:
-    """SHA-256 of the ids as little-endian uint32 (docs/numerics.md section 8), in hex."""
-    return hashlib.sha256(struct.pack(f"<{len(token_ids)}I", *token_ids)).hexdigest()
+def submits(orders: Sequence[Order]) -> Iterator[Submit]:
+    """As few messages as carry the orders: each at most SUBMIT_TOKENS, or one order that has more."""
+    batch: list[Order] = []
+    num_tokens = 0
+    for order in orders:
+        if batch and num_tokens + len(order.token_ids) > SUBMIT_TOKENS:
+            yield Submit(orders=tuple(batch))
+            batch, num_tokens = [], 0
+        batch.append(order)
+        num_tokens += len(order.token_ids)
+    if batch:
+        yield Submit(orders=tuple(batch))
 
 
 def error_of(fatal: Fatal) -> LeafsumError:

@@ -15,6 +15,7 @@ from .receipt import HASHES, ArmResult, Difference
 from .receipt_facts import code_facts, machine_facts, model_files, package_versions, write_atomically
 from .sampling import Completion, SamplingParams
 from .settings import NUMERICS_VERSION, Settings
+from .stdio import OutputError
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -45,10 +46,8 @@ class Verdict:
 def require_writable(path: Path) -> None:
     """Refuse, before anything runs, a file that could not be written at the end."""
     try:
-        if path.is_dir():
-            raise IsADirectoryError(None, "it is a folder", str(path))
         if path.exists() and not path.is_file():
-            raise OSError(None, "it is no regular file", str(path))
+            raise OSError(None, "it is no regular file")
         descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
         os.close(descriptor)
         os.unlink(name)
@@ -92,7 +91,7 @@ def write_receipt(path: Path, receipt: dict[str, Any]) -> None:
     try:
         write_atomically(path, json.dumps(receipt, indent=1) + "\n")
     except OSError as error:
-        raise ConfigError(f"--out: cannot write {path}: {error.strerror}; the receipt is lost") from error
+        raise OutputError(f"--out: cannot write {path}: {error.strerror}; the receipt is lost") from error
 
 
 def table_rows(results: Sequence[ArmResult], verdict: Verdict) -> list[tuple[str, ...]]:

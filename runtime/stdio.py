@@ -9,7 +9,7 @@ from ..errors import LeafsumError
 
 
 class OutputError(LeafsumError):
-    """Standard output cannot take what the command has to say."""
+    """Standard output, or a file asked for, cannot take the result."""
 
 
 def hold_standard_streams() -> None:

@@ -18,13 +18,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if not config.getoption("--full"):
         skip_marked(items, "full", "takes minutes: run with --full")
-    if any("gpu" in item.keywords for item in items) and not has_gpu():
+    if any(item.get_closest_marker("gpu") for item in items) and not has_gpu():
         skip_marked(items, "gpu", "needs a CUDA GPU: torch.cuda.is_available() is False")
 
 
 def skip_marked(items: list[pytest.Item], marker: str, reason: str) -> None:
     for item in items:
-        if marker in item.keywords:
+        if item.get_closest_marker(marker):  # keywords would also hold the ids of parameters
             item.add_marker(pytest.mark.skip(reason=reason))
 
 

@@ -3,7 +3,8 @@
     python csrc/tools/hard_arguments.py write            the tables (about 10 minutes of one core)
     python csrc/tools/hard_arguments.py check exp ...    all 2^32 arguments of the named functions (default: all six)
 
-Needs x86-64 (80-bit long double), a C++ compiler and mpmath. Where doubles or 80 bits cannot tell, mpmath does, with 300 bits.
+Needs x86-64 (80-bit long double), a C++ compiler and mpmath. Where doubles or 80 bits cannot tell, mpmath does, with
+300 bits.
 """
 
 import subprocess
@@ -30,6 +31,11 @@ SYMMETRIC = ("sin", "cos")
 HARD_DISTANCE = mpmath.mpf(2) ** -50
 PRECISION_BITS = 300
 SMALLEST_EXPONENT = -149
+
+
+def report(text: str, end: str = "\n") -> None:
+    sys.stdout.write(text + end)
+    sys.stdout.flush()
 
 
 def value_of_bits(bits: int) -> float:
@@ -88,14 +94,15 @@ def table_text(function: str, hard: list[tuple[int, int]]) -> str:
     entries = [f"{{0x{argument:08x}u, 0x{value:08x}u}}," for argument, value in hard]
     lines = "\n".join("    " + " ".join(entries[i : i + 4]) for i in range(0, len(entries), 4))
     name = function.upper()
-    return f"static const HardArgument {name}_ENTRIES[] = {{\n{lines}\n}};\nconst HardTable HARD_{name} = {{{name}_ENTRIES, {len(hard)}}};\n"
+    table = f"const HardTable HARD_{name} = {{{name}_ENTRIES, {len(hard)}}};"
+    return f"static const HardArgument {name}_ENTRIES[] = {{\n{lines}\n}};\n{table}\n"
 
 
 def write(program: Path) -> None:
     parts = ["// Made by csrc/tools/hard_arguments.py.", '#include "hard_arguments.hpp"', "", "namespace leafsum {", ""]
     for function in FUNCTIONS:
         hard = find_hard(program, function)
-        print(f"{function}: {len(hard)} hard arguments", flush=True)
+        report(f"{function}: {len(hard)} hard arguments")
         parts += ["// clang-format off", table_text(function, hard) + "// clang-format on", ""]
     (CPU / "hard_arguments.cpp").write_text("\n".join([*parts, "}  // namespace leafsum", ""]))
 
@@ -113,8 +120,8 @@ def check(program: Path, function: str) -> bool:
                 problems.append(f"wrong {rest[0]} {rest[1]} {expected:08x}")
         else:
             problems.append(" ".join([kind, *rest]))
-    print(f"{function}: {num_checked} arguments, {num_near} of them settled by mpmath, {len(problems)} wrong", flush=True)
-    print("\n".join(problems[:20]), flush=True)
+    report(f"{function}: {num_checked} arguments, {num_near} of them settled by mpmath, {len(problems)} wrong")
+    report("".join(f"  {problem}\n" for problem in problems[:20]), end="")
     return not problems and num_checked == 2**32
 
 
@@ -125,8 +132,9 @@ def main(arguments: list[str]) -> int:
             write(program)
             return 0
         if arguments[:1] == ["check"]:
-            return 0 if all([check(program, function) for function in arguments[1:] or FUNCTIONS]) else 1
-    print(__doc__, file=sys.stderr)
+            results = [check(program, function) for function in arguments[1:] or FUNCTIONS]
+            return 0 if all(results) else 1
+    sys.stderr.write(str(__doc__))
     return 2
 
 

@@ -1,9 +1,10 @@
 // Looks at every FP32 argument of one function. Built and driven by hard_arguments.py.
 //
-//   scan_functions FUNCTION quick FIRST LAST   prints "near ARGUMENT" where the double value lies within 2^-47 of a border
-//   scan_functions FUNCTION full FIRST LAST    holds every instruction set of this machine against the C library's 80-bit
-//                                              function: "wrong ARGUMENT FOUND EXPECTED", or "near ARGUMENT FOUND" where
-//                                              80 bits cannot tell; ends with "checked COUNT"
+// scan_functions FUNCTION quick FIRST LAST
+//     prints "near ARGUMENT" where the double value lies within 2^-47 of a border between two roundings
+// scan_functions FUNCTION full FIRST LAST
+//     holds every instruction set of this machine against the C library's 80-bit function: "wrong ARGUMENT FOUND
+//     EXPECTED", "near ARGUMENT FOUND" where 80 bits cannot tell, "unequal NAME ARGUMENT"; ends with "checked COUNT"
 // FIRST, LAST: FP32 bits, hexadecimal, LAST included. Needs x86-64: elsewhere long double has other widths.
 #include <cinttypes>
 #include <cmath>
@@ -29,24 +30,36 @@ const char* const NAMES[] = {"exp", "log", "sin", "cos", "sigmoid", "softplus"};
 
 long double in_80_bits(Function function, float x) {
   switch (function) {
-    case Function::exp: return expl(x);
-    case Function::log: return logl(x);
-    case Function::sin: return sinl(x);
-    case Function::cos: return cosl(x);
-    case Function::sigmoid: return 1.0L / (1.0L + expl(-static_cast<long double>(x)));
-    case Function::softplus: return x > 0 ? x + log1pl(expl(-static_cast<long double>(x))) : log1pl(expl(x));
+    case Function::exp:
+      return expl(x);
+    case Function::log:
+      return logl(x);
+    case Function::sin:
+      return sinl(x);
+    case Function::cos:
+      return cosl(x);
+    case Function::sigmoid:
+      return 1.0L / (1.0L + expl(-static_cast<long double>(x)));
+    case Function::softplus:
+      return x > 0 ? x + log1pl(expl(-static_cast<long double>(x))) : log1pl(expl(x));
   }
   return 0;
 }
 
 double in_double(Function function, float x) {
   switch (function) {
-    case Function::exp: return Exp::rest(x);
-    case Function::log: return Log::rest(x);
-    case Function::sin: return Sin::rest(x);
-    case Function::cos: return Cos::rest(x);
-    case Function::sigmoid: return Sigmoid::rest(x);
-    case Function::softplus: return Softplus::rest(x);
+    case Function::exp:
+      return Exp::rest(x);
+    case Function::log:
+      return Log::rest(x);
+    case Function::sin:
+      return Sin::rest(x);
+    case Function::cos:
+      return Cos::rest(x);
+    case Function::sigmoid:
+      return Sigmoid::rest(x);
+    case Function::softplus:
+      return Softplus::rest(x);
   }
   return 0;
 }

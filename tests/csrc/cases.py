@@ -3,7 +3,6 @@
 from collections.abc import Callable
 
 import numpy as np
-
 from leafsum import _C
 
 DTYPES = ("float32", "bfloat16", "float16")
@@ -12,7 +11,9 @@ DTYPES = ("float32", "bfloat16", "float16")
 def values(seed: int, *shape: int) -> np.ndarray:
     """Normal values over several magnitudes, with cancelling neighbours, -0.0 and subnormals among them."""
     generator = np.random.default_rng(seed)
-    x = generator.normal(size=shape).astype(np.float32) * np.float32(10) ** generator.integers(-3, 2, shape).astype(np.float32)
+    x = generator.normal(size=shape).astype(np.float32) * np.float32(10) ** generator.integers(-3, 2, shape).astype(
+        np.float32
+    )
     flat = x.reshape(-1)
     flat[7::11] = -flat[6::11][: flat[7::11].size]
     flat[3::29] = -0.0
@@ -42,7 +43,9 @@ def experts(dtype: str) -> bytes:
     gate, up = (np.stack([packed(seed + e, inner, hidden, dtype) for e in range(4)]) for seed in (10, 20))
     down = np.stack([packed(30 + e, hidden, inner, dtype) for e in range(4)])
     generator = np.random.default_rng(6)
-    chosen = np.stack([np.sort(generator.permutation(num_experts)[:num_slots]) for _ in range(num_rows)]).astype(np.int32)
+    chosen = np.stack([np.sort(generator.permutation(num_experts)[:num_slots]) for _ in range(num_rows)]).astype(
+        np.int32
+    )
     out = np.full((num_rows, num_slots, hidden), 7, np.float32)
     weights = values(7, num_rows, num_slots)
     _C.experts(values(8, num_rows, hidden), chosen, weights, gate, up, down, ids(0, -1, 1, 2, -1, 3), dtype, out)
@@ -96,7 +99,9 @@ def functions() -> bytes:
 def tree() -> bytes:
     num_rows, num_ids, num_slots, hidden = 7, 43, 9, 700
     generator = np.random.default_rng(11)
-    chosen = np.stack([np.sort(generator.permutation(num_ids + 1)[:num_slots]) for _ in range(num_rows)]).astype(np.int32)
+    chosen = np.stack([np.sort(generator.permutation(num_ids + 1)[:num_slots]) for _ in range(num_rows)]).astype(
+        np.int32
+    )
     slot_rows, given = values(70, num_rows, num_slots, hidden), values(71, num_rows, 2, hidden)
     wanted = ids(1, 2, 3, 7, 8, 13)
     nothing = _C.tree_nodes(slot_rows, chosen, num_ids, 8, ids(), values(0, num_rows, 0, hidden), wanted)

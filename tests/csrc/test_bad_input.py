@@ -5,7 +5,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-
 from leafsum import _C
 
 NUM_ROWS, HIDDEN, INNER, NUM_SLOTS, NUM_EXPERTS = 3, 32, 16, 2, 4
@@ -22,7 +21,14 @@ def ids(*values: int) -> np.ndarray:
 
 def linear_arguments() -> dict[str, Any]:
     packed = _C.pack_weight(zeros(20, HIDDEN), "float32")
-    return {"x": zeros(NUM_ROWS, HIDDEN), "packed": packed, "dtype": "float32", "num_columns": 20, "leaf_k": 0, "bias": zeros(20)}
+    return {
+        "x": zeros(NUM_ROWS, HIDDEN),
+        "packed": packed,
+        "dtype": "float32",
+        "num_columns": 20,
+        "leaf_k": 0,
+        "bias": zeros(20),
+    }
 
 
 def expert_arguments() -> dict[str, Any]:
@@ -95,8 +101,20 @@ def read_only(array: np.ndarray) -> np.ndarray:
 
 
 BAD = [
-    (_C.linear, linear_arguments, "x", zeros(NUM_ROWS, HIDDEN).astype(np.float64), "expected an array of native float32, found float64"),
-    (_C.linear, linear_arguments, "x", zeros(NUM_ROWS, HIDDEN).astype(">f4"), "expected an array of native float32, found >f4"),
+    (
+        _C.linear,
+        linear_arguments,
+        "x",
+        zeros(NUM_ROWS, HIDDEN).astype(np.float64),
+        "expected an array of native float32, found float64",
+    ),
+    (
+        _C.linear,
+        linear_arguments,
+        "x",
+        zeros(NUM_ROWS, HIDDEN).astype(">f4"),
+        "expected an array of native float32, found >f4",
+    ),
     (_C.linear, linear_arguments, "x", zeros(HIDDEN), r"expected shape \[M, K\], found shape \[32\]"),
     (_C.linear, linear_arguments, "x", zeros(HIDDEN, NUM_ROWS).T, "expected a C-contiguous array"),
     (_C.linear, linear_arguments, "packed", zeros(2, HIDDEN + 1, 16), r"K=32, lanes=16\], found shape \[2, 33, 16\]"),
@@ -137,7 +155,9 @@ BAD = [
 ]
 
 
-@pytest.mark.parametrize("call", [linear_arguments, expert_arguments, store_arguments, attention_arguments, tree_arguments])
+@pytest.mark.parametrize(
+    "call", [linear_arguments, expert_arguments, store_arguments, attention_arguments, tree_arguments]
+)
 def test_the_arguments_of_these_tests_are_good(call: Callable[[], dict[str, Any]]) -> None:
     functions = {
         linear_arguments: _C.linear,

@@ -4,7 +4,6 @@ from collections.abc import Iterator
 
 import pytest
 from csrc.cases import CASES
-
 from leafsum import _C
 
 

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 from csrc.cases import CASES, packed, values
-
 from leafsum import _C
 
 

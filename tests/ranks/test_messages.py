@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from leafsum.errors import ProtocolError
 from leafsum.ranks.messages import FROM_RANK, MAX_MESSAGE_BYTES, TO_RANK, Admit, Plan, Run, RunResult, decode, encode
-from leafsum.runtime.messages import FROM_COORDINATOR, TO_COORDINATOR, Submit
+from leafsum.runtime.messages import FROM_COORDINATOR, TO_COORDINATOR, Order
 
 PLAN = Plan(
     step=3,
@@ -75,7 +75,7 @@ def test_a_frame_over_the_limit_is_not_decoded_and_not_sent():
     with pytest.raises(ProtocolError, match="at most"):
         decode(bytes(MAX_MESSAGE_BYTES + 1), TO_RANK)
     with pytest.raises(ProtocolError, match="send fewer"):
-        encode(Submit(request_id=0, token_ids=(2**30,) * (MAX_MESSAGE_BYTES // 5 + 1), max_tokens=1, stop_ids=()))
+        encode(Order(request_id=0, token_ids=(2**30,) * (MAX_MESSAGE_BYTES // 5 + 1), max_tokens=1, stop_ids=()))
 
 
 def test_a_hash_of_64_bits_survives_the_wire():

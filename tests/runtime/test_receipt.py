@@ -3,13 +3,16 @@
 import json
 import os
 import re
+from dataclasses import replace
 
 import fake_pool
 import pytest
 from leafsum.runtime import receipt_facts
 from leafsum.runtime.cli import run
 from leafsum.runtime.receipt import first_difference
+from leafsum.runtime.receipt_arms import Arm
 from leafsum.runtime.receipt_prompts import BUILT_IN_PROMPTS
+from leafsum.runtime.receipt_witness import ArmWitness, RankCounts, missing_witnesses
 
 ARMS = ("--tp", "1,2", "--exchange", "slots,nodes", "--placement", "contiguous,strided", "--max-tokens", "6")
 
@@ -127,6 +130,40 @@ def test_the_table_marks_the_arm_that_differs(script, capfd):
     lines = capfd.readouterr().out.splitlines()
     assert all("DIFFERS" in line for line in lines if line.startswith("tp 2"))
     assert not any("DIFFERS" in line for line in lines if line.startswith("tp 1"))
+
+
+WITNESS = ArmWitness(9, 64, 4, (RankCounts(0, 100, 1, 1, 1), RankCounts(1, 101, 1, 1, 1)))
+ARM = Arm(tp=2, exchange="slots", placement="strided", threads=1, prefill_chunk=64, concurrency=4)
+
+
+@pytest.mark.parametrize(
+    ("arm", "witness", "text"),
+    [
+        ({}, {}, None),
+        ({"concurrency": 9}, {"most_live_requests": 5, "most_rows": 70}, None),
+        ({"concurrency": 1}, {"most_live_requests": 1}, None),
+        ({"prefill_chunk": 0}, {"most_rows": 207}, None),
+        ({}, {"steps": 0}, "expected at least one step"),
+        ({}, {"most_rows": 63}, "expected a step of at least 64 rows, found at most 63"),
+        ({"prefill_chunk": 0}, {"most_rows": 206}, "expected a step of at least 207 rows, found at most 206"),
+        (
+            {"concurrency": 1},
+            {"most_live_requests": 1, "most_rows": 65},
+            "no step of more than 64 rows, found one of 65",
+        ),
+        ({"concurrency": 2}, {}, "expected 2 requests at once, found 4"),
+        ({"tp": 3}, {}, r"expected 3 rank processes, found 2 with pids \[100, 101\]"),
+        ({}, {"ranks": (RankCounts(0, 7, 1, 1, 1), RankCounts(1, 7, 1, 1, 1))}, "expected 2 rank processes"),
+        (
+            {},
+            {"ranks": (RankCounts(0, 7, 1, 0, 1), RankCounts(1, 8, 1, 1, 1))},
+            "rank 0: .* found 1 exchanges, 0 bytes",
+        ),
+    ],
+)
+def test_what_an_arm_must_have_been_seen_to_do(arm, witness, text):
+    found = missing_witnesses(replace(ARM, **arm), replace(WITNESS, **witness), [1, 40, 207, 64, 65])
+    assert found == [] if text is None else re.search(text, "\n".join(found))
 
 
 @pytest.mark.parametrize("name", ["", "missing/receipt.json"])
