@@ -1,7 +1,7 @@
 """Type stubs of leafsum._C, the CPU kernels (csrc/cpu), in the orders of docs/numerics.md.
 
-Arrays are C-contiguous numpy arrays of exactly the dtype named; nothing is converted in silence. A wrong dtype, shape or
-layout raises ValueError and names the argument. M = rows, K = reduced axis, N = columns, H = hidden, D = head width.
+Arrays are C-contiguous numpy arrays of exactly the dtype named; nothing is converted in silence. A wrong dtype, shape
+or layout raises ValueError and names the argument. M = rows, K = reduced axis, N = columns, H = hidden, D = head width.
 `dtype` is the compute dtype: "float32", "bfloat16" or "float16". 16-bit storage is uint16 bits.
 Every kernel gives the same bits for any number of threads and any instruction set.
 """
@@ -31,7 +31,7 @@ def instruction_set() -> str: ...
 def subnormals_kept() -> bool:
     """True when neither flush-to-zero nor denormals-are-zero is on in the calling thread and in every kernel thread."""
 
-# Functions of one FP32 argument, correctly rounded; any shape.
+# Functions of one FP32 argument, correctly rounded; any shape. Every NaN result is 0x7FC00000.
 def exp(x: F32) -> F32: ...
 def log(x: F32) -> F32: ...
 def sin(x: F32) -> F32: ...
@@ -41,7 +41,7 @@ def softplus(x: F32) -> F32: ...
 
 # Rounding to the compute dtype (nearest even, subnormals kept).
 def round_to(x: F32, dtype: str) -> F32:
-    """FP32 values that hold x rounded to dtype."""
+    """FP32 values that hold x rounded to dtype. 16-bit dtypes make any NaN the quiet one without sign and payload."""
 
 def narrow(x: F32, dtype: str) -> Storage:
     """x rounded to dtype, as storage: float32, or uint16 bits."""
@@ -56,20 +56,31 @@ def pack_weight(weight: Storage, dtype: str) -> Storage:
 def linear(x: F32, packed: Storage, dtype: str, num_columns: int, leaf_k: int, bias: F32 | None) -> F32:
     """x [M, K], rounded to dtype, times a packed weight -> [M, num_columns].
 
-    leaf_k = 0: wide (k ascending by fma from +0.0 over the whole of K). leaf_k > 0: narrow (leaves of leaf_k elements of K,
-    the last one may be short; the first taken as it is, the others added ascending). bias [num_columns] is added once, last.
+    leaf_k = 0: wide (k ascending by fma from +0.0 over the whole of K). leaf_k > 0: narrow (leaves of leaf_k elements
+    of K, the last one may be short; the first taken as it is, the others added ascending). bias [num_columns] is added
+    once, last. num_columns may be 0 (a rank without heads).
     """
 
 def linear_leaves(x: F32, packed: Storage, dtype: str, num_columns: int, leaf_k: int) -> F32:
-    """Row-split: the raw leaves, x [M, L * leaf_k] -> [M, L, num_columns]; each k ascending by fma from +0.0, unsummed."""
+    """Row-split: raw leaves, unsummed: x [M, L * leaf_k] -> [M, L, num_columns]; each k ascending by fma from +0.0."""
 
 def swiglu(gate: F32, up: F32) -> F32:
     """fl32(silu(gate) * up), silu(g) = fl32(g * sigmoid(g)); same shapes."""
 
 def experts(
-    x: F32, slot_ids: I32, slot_weights: F32, gate: Storage, up: Storage, down: Storage, local_index: I32, dtype: str, out: F32
+    x: F32,
+    slot_ids: I32,
+    slot_weights: F32,
+    gate: Storage,
+    up: Storage,
+    down: Storage,
+    local_index: I32,
+    dtype: str,
+    out: F32,
 ) -> None:
-    """Slot values of the experts this rank owns: out[m, s] = fl32(w * y) for owned slot_ids[m, s]; other rows of out stay untouched.
+    """Slot values of the experts this rank owns: out[m, s] = fl32(w * y) for owned slot_ids[m, s].
+
+    Other rows of out stay untouched; a negative slot id is no slot.
 
     x [M, H]; slot_ids, slot_weights [M, S]; gate, up [n, ceil(I/16), H, 16] packed; down [n, ceil(H/16), I, 16] packed;
     local_index [E]: the index 0..n-1 of an owned id, -1 elsewhere; out [M, S, H]. I is down's K.
@@ -83,19 +94,24 @@ def rotary(x: F32, positions: I32, frequencies: F32, attention_factor: float) ->
     """x [M, heads, D], positions [M], frequencies [R/2], R <= D: the first R of D are rotated, x_i with x_(i+R/2)."""
 
 def router(logits: F32, top_k: int, renormalise: bool) -> tuple[I32, F32]:
-    """logits [M, E] -> (ids [M, top_k] in ascending id, their weights [M, top_k])."""
+    """logits [M, E] -> (ids [M, top_k], ascending and distinct even for a row of NaN, their weights [M, top_k])."""
 
 def argmax(logits: F32) -> tuple[F32, I32]:
-    """[M, V] -> (value [M], id [M]); ties to the lower id; a row of NaN gives id 0."""
+    """[M, V] -> (value [M], id [M]); ties to the lower id; a NaN loses to every number; a row of NaN gives id 0."""
 
 def nonfinite_rows(x: F32) -> Bool:
     """[M, N] -> [M]: True where a row holds an infinity or a NaN."""
 
 def residual_hash(x: F32, positions: I32) -> U64:
-    """[M, H] -> [M]: h(row) = sum over i of splitmix64_finalizer(bits_i + 2^32 * i + (position + 1) * 0x9E3779B97F4A7C15), mod 2^64."""
+    """[M, H] -> [M]: h(row) = sum over i of splitmix64_finalizer(bits_i + 2^32 * i + (position + 1) * G), mod 2^64.
+
+    G = 0x9E3779B97F4A7C15; bits_i are the FP32 bits of element i.
+    """
 
 # Attention over paged KV; a page holds page_size positions of every KV head of this rank.
-def store_kv(k: F32, v: F32, key_pages: Storage, value_pages: Storage, row_pages: I32, row_offsets: I32, dtype: str) -> None:
+def store_kv(
+    k: F32, v: F32, key_pages: Storage, value_pages: Storage, row_pages: I32, row_offsets: I32, dtype: str
+) -> None:
     """k, v [M, G, D] rounded to dtype into key_pages [P, G, D, page_size] and value_pages [P, G, page_size, D]."""
 
 def attention(
@@ -127,7 +143,8 @@ def tree_nodes(
 ) -> F32:
     """Values of wanted_nodes [W] -> [M, W, H].
 
-    slot_rows [M, S, H]; slot_ids [M, S], ascending in a row, negative = no row there (rows of negative ids are never read);
-    id num_ids is the shared one and joins the last leaf, last. given_nodes [G] (values in given_rows [M, G, H]) are taken as
-    they are instead of being computed; slots under a given node are not read. Empty leaves are +0.0 and skipped.
+    slot_rows [M, S, H]; slot_ids [M, S], strictly ascending in a row, negative = no row there (rows of negative ids are
+    never read); id num_ids is the shared one and joins the last leaf, last. given_nodes [G] (values in given_rows
+    [M, G, H]) are taken as they are instead of being computed; slots under a given node are not read. Empty leaves are
+    +0.0 and skipped.
     """

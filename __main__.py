@@ -1,6 +1,6 @@
 """`python -m leafsum`: the command line, the same as `leafsum`."""
 
-from .runtime.cli import main
+from .runtime.commands.main import main
 
 if __name__ == "__main__":
     main()

@@ -1,18 +1,19 @@
 """The one error tree of leafsum. Every text says what was expected, what was found, where, and what to do.
 
-    LeafsumError
-    ├── ConfigError          a setting, flag, variable or argument is wrong (exit code 2)
-    │   └── PromptError      a prompt or sampling parameter cannot be served; the pool goes on
-    ├── ModelError           a model folder is missing, damaged, or of an unknown family (exit code 2)
-    ├── ProtocolError        a control-plane message is malformed, oversized or unexpected
-    ├── TransportError       a collective between ranks failed: most often a peer is gone
-    ├── RequestFailed        one request failed alone (its logits were not finite)
-    ├── RankError            a rank reported an exception; carries rank, step and traceback
-    │   └── RankMismatch     ranks disagree about a step's tokens or residual bits, or about settings at start
-    ├── RankLost             a rank or the coordinator died; carries the exit status
-    ├── DeadlineExceeded     a named wait ran past its deadline
-    ├── PoolClosed           the pool was closed while the call was under way, or before it
-    └── ReceiptMismatch      arms of a receipt differ (exit code 1)
+LeafsumError
+├── ConfigError          a setting, flag, variable or argument is wrong (exit code 2)
+│   └── PromptError      a prompt or sampling parameter cannot be served; the pool goes on
+├── ModelError           a model folder is missing, damaged, or of an unknown family (exit code 2)
+├── ProtocolError        a control-plane message is malformed, oversized or unexpected
+├── TransportError       a collective between ranks failed: most often a peer is gone
+├── RequestFailed        one request failed alone (its logits were not finite)
+├── RankError            a rank reported an exception; carries rank, step and traceback
+│   └── RankMismatch     ranks disagree about a step's tokens or residual bits, or about settings at start
+├── RankLost             a rank or the coordinator died; carries the exit status
+├── DeadlineExceeded     a named wait ran past its deadline
+├── PoolClosed           the pool was closed while the call was under way, or before it
+├── ReceiptMismatch      arms of a receipt differ (exit code 1)
+└── OutputError          standard output, or a file asked for, cannot take the result
 """
 
 from __future__ import annotations
@@ -84,3 +85,7 @@ class PoolClosed(LeafsumError):
 
 class ReceiptMismatch(LeafsumError):
     """Arms of a receipt that must be equal are not."""
+
+
+class OutputError(LeafsumError):
+    """Standard output, or a file asked for, cannot take the result."""

@@ -1,16 +1,12 @@
 """The canonical tree, placements, exchanges and transports: one sum, the same bits on any number of ranks.
 
 Usable alone by other engines (docs/collectives.md); imports nothing of ranks/ or runtime/. Launch helpers for tests are
-in `leafsum.collectives.testing`.
+in `leafsum.collectives.testing`. Names are looked up when first used: tree and placement are wanted without torch too.
 """
 
-from ..errors import DeadlineExceeded, LeafsumError
-from .exchange import Exchange
-from .gloo import GlooTransport
-from .placement import Placement, check_rank_count
-from .reference import reference_sum
-from .transport import SingleRank, Transport, TransportStats
-from .tree import CanonicalTree
+from typing import TYPE_CHECKING
+
+from ..errors import DeadlineExceeded, LeafsumError, TransportError
 
 __all__ = [
     "CanonicalTree",
@@ -21,7 +17,37 @@ __all__ = [
     "Placement",
     "SingleRank",
     "Transport",
+    "TransportError",
     "TransportStats",
-    "check_rank_count",
     "reference_sum",
 ]
+
+if TYPE_CHECKING:
+    from .exchange import Exchange
+    from .gloo import GlooTransport
+    from .placement import Placement
+    from .reference import reference_sum
+    from .transport import SingleRank, Transport, TransportStats
+    from .tree import CanonicalTree
+else:
+    _HOME_OF = {
+        "CanonicalTree": ".tree",
+        "Exchange": ".exchange",
+        "GlooTransport": ".gloo",
+        "Placement": ".placement",
+        "SingleRank": ".transport",
+        "Transport": ".transport",
+        "TransportStats": ".transport",
+        "reference_sum": ".reference",
+    }
+
+    def __getattr__(name: str) -> object:
+        if name not in _HOME_OF:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        from importlib import import_module
+
+        globals()[name] = value = getattr(import_module(_HOME_OF[name], __name__), name)
+        return value
+
+    def __dir__() -> list[str]:
+        return __all__

@@ -29,9 +29,8 @@ _NO_OWNER = -1
 class Exchange:
     """Sums rows over all ranks, in one order.
 
-    `mode` "auto" becomes the one with fewer padded rows a token (a tie: nodes). `top_k` is the number of routed slots
-    in a row; a shared id is one more. `num_exchanges` counts the sums for which rows travelled; bytes are in
-    `transport.stats`.
+    `mode` "auto" becomes the placement's `auto_mode`. `top_k` is the number of routed slots in a row; a shared id is
+    one more. `num_exchanges` counts the sums for which rows travelled; bytes are in `transport.stats`.
     """
 
     def __init__(self, placement: Placement, rank: int, transport: Transport, mode: str, top_k: int) -> None:
@@ -46,7 +45,7 @@ class Exchange:
         self.rank = rank
         self.transport = transport
         self.top_k = top_k
-        self.mode = self._fewer_rows() if mode == "auto" else mode
+        self.mode = placement.auto_mode(top_k) if mode == "auto" else mode
         self.num_exchanges = 0
         tree = placement.tree
         self._covers = [np.array(placement.cover(r), dtype=np.int32) for r in range(placement.num_ranks)]
@@ -71,10 +70,6 @@ class Exchange:
             return torch.from_numpy(self._root(rows, ids))
         self.num_exchanges += 1
         return torch.from_numpy(self._sum_slots(rows, ids) if self.mode == "slots" else self._sum_nodes(rows, ids))
-
-    def _fewer_rows(self) -> str:
-        rows = self.rows_per_token()
-        return "nodes" if rows["nodes"] <= rows["slots"] else "slots"
 
     def _sum_slots(self, rows: F32, ids: I32) -> F32:
         owners = self._owners[ids]

@@ -120,13 +120,9 @@ class GlooTransport(Transport):
 def _make_group(rank: int, num_ranks: int, store_path: str, timeout: timedelta) -> Any:
     store = _dist.FileStore(store_path, num_ranks)
     store.set_timeout(timeout)
-    with _lazy_timers():
-        return _connect(store, rank, num_ranks, timeout)
-
-
-def _connect(store: Any, rank: int, num_ranks: int, timeout: timedelta) -> Any:
     options = _dist.ProcessGroupGloo._Options()
-    options._devices = [_dist.ProcessGroupGloo.create_device(hostname=_LOOPBACK)]
+    with _lazy_timers():  # around the device alone: meeting through the store has timed waits that must stay short
+        options._devices = [_dist.ProcessGroupGloo.create_device(hostname=_LOOPBACK)]
     options._timeout = timeout  # of connecting; every call brings its own
     options._threads = 1  # calls of one rank follow one another
     return _dist.ProcessGroupGloo(store, rank, num_ranks, options)

@@ -2,26 +2,23 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection
 from dataclasses import dataclass
-
-import numpy as np
 
 from .tree import ROOT, CanonicalTree
 
 NAMES = ("contiguous", "strided", "random", "random:SEED")
+NAME_PATTERN = r"contiguous|strided|random(:[0-9]{1,18})?"
+"""The texts that name a placement; a seed has at most 18 digits, and so fits every machine's integers."""
 
 _ANYONE = -1  # a subtree of padding leaves alone
 _SEVERAL = -2  # a subtree whose real leaves no single rank owns whole
 
 
-def check_rank_count(num_ids: int, num_ranks: int) -> None:
-    """Refuses more ranks than experts. Attention trees have no such rule: ranks without heads are legal."""
-    if not 1 <= num_ranks <= num_ids:
-        raise ValueError(
-            f"expected 1 to {num_ids} ranks for {num_ids} experts, found {num_ranks}; "
-            "an expert is never split, so use at most one rank per expert"
-        )
+def contiguous_share(num_parts: int, rank: int, num_ranks: int) -> range:
+    """The contiguous rule: rank r has parts floor(r * n / ranks) .. floor((r + 1) * n / ranks) - 1; maybe none."""
+    return range(rank * num_parts // num_ranks, (rank + 1) * num_parts // num_ranks)
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,9 +40,8 @@ class Placement:
 
     @classmethod
     def contiguous(cls, tree: CanonicalTree, num_ranks: int) -> Placement:
-        """Leaf-aligned: rank r owns leaves floor(r * L / num_ranks) up to those of rank r + 1; the default."""
-        borders = [rank * tree.num_leaves // num_ranks for rank in range(num_ranks + 1)]
-        leaf_owners = [rank for rank in range(num_ranks) for _ in range(borders[rank], borders[rank + 1])]
+        """The contiguous rule over whole leaves; the default."""
+        leaf_owners = [rank for rank in range(num_ranks) for _ in contiguous_share(tree.num_leaves, rank, num_ranks)]
         return cls(tree, num_ranks, tuple(leaf_owners[tree.leaf_of(id_)] for id_ in range(tree.num_all_ids)))
 
     @classmethod
@@ -57,6 +53,8 @@ class Placement:
     @classmethod
     def random(cls, tree: CanonicalTree, num_ranks: int, seed: int) -> Placement:
         """A seeded shuffle of all ids dealt out evenly; the same on every machine (raw Philox words, stable sort)."""
+        import numpy as np  # here, since settings read this module's names and must be quick to import
+
         words = np.random.Philox(key=seed).random_raw(tree.num_all_ids)
         owners = np.empty(tree.num_all_ids, dtype=np.int64)
         owners[np.argsort(words, kind="stable")] = np.arange(tree.num_all_ids) % num_ranks
@@ -65,14 +63,12 @@ class Placement:
     @classmethod
     def named(cls, text: str, tree: CanonicalTree, num_ranks: int) -> Placement:
         """The placement that a setting names: contiguous, strided, random (seed 0) or random:SEED."""
-        name, colon, seed = text.partition(":")
-        if name == "random" and (not colon or (seed.isascii() and seed.isdigit() and int(seed) < 2**64)):
+        if re.fullmatch(NAME_PATTERN, text) is None:
+            raise ValueError(f"expected a placement of {', '.join(NAMES)} (SEED of 1 to 18 digits), found {text!r}")
+        name, _, seed = text.partition(":")
+        if name == "random":
             return cls.random(tree, num_ranks, int(seed or 0))
-        if text == "contiguous":
-            return cls.contiguous(tree, num_ranks)
-        if text == "strided":
-            return cls.strided(tree, num_ranks)
-        raise ValueError(f"expected a placement of {', '.join(NAMES)} (SEED of 0..2^64-1), found {text!r}")
+        return cls.contiguous(tree, num_ranks) if name == "contiguous" else cls.strided(tree, num_ranks)
 
     def ids_of(self, rank: int) -> tuple[int, ...]:
         """The ids a rank owns, ascending; the shared id last."""
@@ -114,6 +110,11 @@ class Placement:
             "nodes": max(len(self.cover(rank)) for rank in ranks)
             + max(self.max_chosen(rank, top_k, shared_leaves) for rank in ranks),
         }
+
+    def auto_mode(self, top_k: int) -> str:
+        """The exchange mode that `auto` takes: the one with fewer padded rows for a token, `nodes` where it is a tie."""
+        rows = self.rows_per_token(top_k)
+        return "nodes" if rows["nodes"] <= rows["slots"] else "slots"
 
     def _leaf_owners(self) -> list[int]:
         owners = [_ANYONE] * self.tree.num_padded_leaves

@@ -14,9 +14,9 @@ from . import ops
 from .kv import KVPages
 from .messages import Admit, Plan, Run, RunResult, Setup, StepResult, Traffic
 from .models import CausalModel
+from .numerics import HASH_MODULUS
 from .rows import StepRows
 
-HASH_MASK = 2**64 - 1
 NO_ROW_ID = 2**31 - 1
 """The id that a rank without vocabulary rows offers: above every real one."""
 
@@ -47,6 +47,7 @@ class Engine:
         self.model = model
         self.transport = transport
         self.setup = setup
+        self.step = 0
         self.slots: dict[int, Slot] = {}
         self.page_table = torch.zeros((setup.num_slots, setup.max_pages_per_slot), dtype=torch.int32)
         self.kv = KVPages(
@@ -60,6 +61,9 @@ class Engine:
 
     def execute(self, plan: Plan) -> StepResult:
         """Compute one plan. Raises ProtocolError for a plan that does not fit the slots' state."""
+        if plan.step != self.step + 1:
+            raise ProtocolError(f"expected step {self.step + 1}, got a plan for step {plan.step}")
+        self.step = plan.step
         for slot_id in plan.releases:
             self._slot(slot_id)
             del self.slots[slot_id]
@@ -90,7 +94,7 @@ class Engine:
         results = []
         for run, end in zip(runs, ends, strict=True):
             begin = end - max(1, len(run.token_ids))
-            run_hash = sum(row_hashes[begin:end]) & HASH_MASK
+            run_hash = sum(row_hashes[begin:end]) % HASH_MODULUS
             decision = next(decisions) if run.decides else None
             results.append(self._conclude(run, end - begin, run_hash, bad_layers[begin:end], decision))
         return tuple(results)
@@ -103,10 +107,15 @@ class Engine:
             slot = self._slot(run.slot)
             run_tokens = run.token_ids or (slot.last_token_id,)
             end = run.start + len(run_tokens)
-            if run.start != slot.length or end > slot.num_positions or min(run_tokens) < 0:
+            if min(run_tokens) < 0 or max(run_tokens) >= self.model.spec.vocab_size:
                 raise ProtocolError(
-                    f"slot {run.slot} has {slot.length} of {slot.num_positions} positions filled and last token "
-                    f"{slot.last_token_id}; a run of {len(run_tokens)} rows from position {run.start} does not follow"
+                    f"slot {run.slot}: expected token ids of 0 to {self.model.spec.vocab_size - 1}, "
+                    f"got {min(run_tokens)} to {max(run_tokens)}"
+                )
+            if run.start != slot.length or end > slot.num_positions:
+                raise ProtocolError(
+                    f"slot {run.slot} has {slot.length} of {slot.num_positions} positions filled; a run of "
+                    f"{len(run_tokens)} rows from position {run.start} does not follow"
                 )
             token_ids.extend(run_tokens)
             positions.extend(range(run.start, end))

@@ -38,8 +38,9 @@ class Setup(Message, frozen=True):
     rank: Index
     num_ranks: Index
     model_dir: str
-    dtype: str
-    exchange: str
+    device: Annotated[str, msgspec.Meta(pattern="^cpu$")]
+    dtype: Annotated[str, msgspec.Meta(pattern="^(bfloat16|float16|float32)$")]
+    exchange: Annotated[str, msgspec.Meta(pattern="^(auto|slots|nodes)$")]
     placement: str
     page_size: Index
     num_pages: Index
@@ -47,7 +48,6 @@ class Setup(Message, frozen=True):
     max_pages_per_slot: Index
     num_threads: Index
     digests: bool
-    settings_digest: str
     store_path: str
     start_timeout_s: float
     step_timeout_s: float
@@ -91,7 +91,10 @@ class Hello(Message, frozen=True):
 
 
 class Ready(Message, frozen=True):
-    """The rank has its weights and has met its peers; it says what it is, so that unequal ranks are refused."""
+    """The rank has its weights and has met its peers; it says what it is, so that unequal ranks are refused.
+
+    `settings_digest` is the rank's own, made from its Setup and the version of the numeric contract it was built with.
+    """
 
     rank: Index
     model_digest: str
@@ -131,6 +134,10 @@ class StepResult(Message, frozen=True):
     step: Index
     runs: tuple[RunResult, ...]
     traffic: Traffic
+
+
+LEFT_WITH_FAILURE = 70
+"""Exit code of a rank that has sent its Failure: whoever sees it knows that the cause was told (EX_SOFTWARE)."""
 
 
 class Failure(Message, frozen=True):

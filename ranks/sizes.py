@@ -30,8 +30,11 @@ def fused_experts(layer: int) -> tuple[str, str]:
 
 
 def expected_tensors(spec: ModelSpec, present: Collection[str]) -> dict[str, Shape]:
-    """Name -> shape. `present` (the checkpoint's names) decides only between the two published layouts of a layer's
-    experts, and whether a tied model carries its head as well."""
+    """Shape by name.
+
+    `present` (the checkpoint's names) decides only between the two published layouts of a layer's experts, and whether
+    a tied model carries its head as well.
+    """
     shapes: dict[str, Shape] = {EMBEDDING: (spec.vocab_size, spec.hidden_size), FINAL_NORM: (spec.hidden_size,)}
     if not spec.tied_embeddings or HEAD in present:
         shapes[HEAD] = (spec.vocab_size, spec.hidden_size)

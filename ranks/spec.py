@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from ..collectives.placement import contiguous_share
 from ..errors import ConfigError, ModelError
 from .json_fields import JsonFields
 from .rope import RopeSpec, read_rope
@@ -74,11 +75,6 @@ class ModelSpec:
         leaves = contiguous_share(NUM_VOCAB_LEAVES, rank, num_ranks)
         first = leaves.start * self.vocab_size // NUM_VOCAB_LEAVES
         return first, leaves.stop * self.vocab_size // NUM_VOCAB_LEAVES
-
-
-def contiguous_share(num_parts: int, rank: int, num_ranks: int) -> range:
-    """The contiguous rule: rank r has parts floor(r * n / ranks) .. floor((r + 1) * n / ranks) - 1."""
-    return range(rank * num_parts // num_ranks, (rank + 1) * num_parts // num_ranks)
 
 
 def check_num_ranks(spec: ModelSpec, num_ranks: int) -> None:

@@ -13,12 +13,13 @@ from .. import _C
 from ..collectives import Transport
 from ..collectives.gloo import GlooTransport
 from ..collectives.transport import SingleRank
-from ..errors import LeafsumError
+from ..errors import ConfigError, LeafsumError
 from .checkpoint import Checkpoint
 from .context import RankContext
 from .engine import Engine
 from .messages import Ready, Setup
-from .models import build_model
+from .models import CausalModel, build_model
+from .numerics import settings_digest
 from .spec import load_spec
 
 
@@ -38,16 +39,24 @@ def load_engine(setup: Setup) -> tuple[Engine, Ready]:
         transport=transport,
     )
     model = build_model(spec, checkpoint, context)
-    engine = Engine(model, transport, setup)
-    transport.barrier()
+    engine = make_engine(model, transport, setup)
     ready = Ready(
         rank=setup.rank,
         model_digest=checkpoint.digest,
-        settings_digest=setup.settings_digest,
+        settings_digest=settings_digest({"device": setup.device, "dtype": setup.dtype}),
         exchange=model.exchange_mode,
         versions=versions(),
     )
     return engine, ready
+
+
+def make_engine(model: CausalModel, transport: Transport, setup: Setup) -> Engine:
+    try:
+        return Engine(model, transport, setup)
+    except RuntimeError as error:  # torch's allocator
+        raise ConfigError(
+            f"cannot allocate the KV pages of {setup.num_pages * setup.page_size:,} tokens: {error}. Lower --kv-tokens"
+        ) from error
 
 
 def prepare_machine(num_threads: int) -> None:

@@ -7,12 +7,13 @@ which letter comes after which in TEXT, so that what the model writes can be rea
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
-import os
 import shutil
 import struct
 import tempfile
+import time
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +21,14 @@ import numpy as np
 from numpy.typing import NDArray
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
+from ..errors import ConfigError
+from .user_cache import user_cache_dir
+
 VERSION = 1
 """Of the content: the folder's name. A change of any byte below is a new version."""
+
+UNFINISHED_MAX_AGE_S = 3600.0
+"""Making the folder takes less than a second: an unfinished one this old was left by a maker that was killed."""
 
 SEED = 7
 NUM_BYTES = 256
@@ -76,13 +83,28 @@ U16 = NDArray[np.uint16]
 
 
 def ensure_tiny() -> Path:
-    """The model's folder in the user's cache; made on first use. Two processes at once may both make it: one wins."""
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "leafsum"
+    """The model's folder in the user's cache; made on first use. Two processes at once may both make it: one wins.
+
+    Raises ConfigError where the cache cannot be written.
+    """
+    cache = user_cache_dir()
     folder = cache / f"tiny-{VERSION}"
-    if folder.is_dir():
-        return folder
-    cache.mkdir(parents=True, exist_ok=True)
-    unfinished = Path(tempfile.mkdtemp(prefix=f"{folder.name}-", dir=cache))
+    try:
+        _remove_unfinished(cache)
+        if not folder.is_dir():
+            cache.mkdir(parents=True, exist_ok=True)
+            _make(folder)
+    except OSError as error:
+        raise ConfigError(
+            f"the demonstration model is made in the cache folder {cache}, which cannot be written: "
+            f"{error.strerror or error}. Set XDG_CACHE_HOME to a folder that you can write"
+        ) from error
+    return folder
+
+
+def _make(folder: Path) -> None:
+    """Write it beside its place and rename it: a folder of that name is always whole."""
+    unfinished = Path(tempfile.mkdtemp(prefix=f"{folder.name}-", dir=folder.parent))
     try:
         write_tiny(unfinished)
         unfinished.chmod(0o755)
@@ -92,7 +114,13 @@ def ensure_tiny() -> Path:
             raise
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
-    return folder
+
+
+def _remove_unfinished(cache: Path) -> None:
+    for folder in cache.glob("tiny-*-*"):
+        with contextlib.suppress(OSError):  # its maker, or another process that tidies up, was quicker
+            if time.time() - folder.stat().st_mtime > UNFINISHED_MAX_AGE_S:
+                shutil.rmtree(folder, ignore_errors=True)
 
 
 def write_tiny(folder: Path) -> None:

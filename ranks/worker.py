@@ -8,7 +8,7 @@ done. So a rank that waits for its peers still hears that it shall leave, and no
 from __future__ import annotations
 
 import argparse
-import contextlib
+import logging
 import os
 import queue
 import threading
@@ -24,6 +24,7 @@ import zmq
 from ..errors import DeadlineExceeded, LeafsumError, ProtocolError, TransportError
 from .control import die_with_parent, open_socket, poll, rank_identity
 from .messages import (
+    LEFT_WITH_FAILURE,
     PROTOCOL_VERSION,
     TO_RANK,
     Failure,
@@ -40,12 +41,14 @@ from .messages import (
 if TYPE_CHECKING:
     from .engine import Engine
 
+log = logging.getLogger("leafsum.worker")
+
 SETUP_TIMEOUT_S = 60.0
 """How long a rank waits for its Setup; the coordinator answers a Hello at once."""
 
 
-class Job:
-    """One thread that runs what the main thread must not wait for, one job at a time."""
+class StepThread:
+    """One thread that runs what the main thread must not wait for, one call at a time."""
 
     def __init__(self) -> None:
         self.done_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
@@ -57,7 +60,7 @@ class Job:
         self._calls.put(call)
 
     def answer(self) -> FromRank:
-        """What the finished job answers. Call it once for each time that `done_fd` is readable."""
+        """What the finished call answers. Call it once for each time that `done_fd` is readable."""
         os.eventfd_read(self.done_fd)
         return self._answers.get()
 
@@ -77,12 +80,12 @@ class Worker:
         self.step = -1
         self.engine: Engine | None = None
         self.busy = False
-        self.job = Job()
+        self.thread = StepThread()
         self.socket = open_socket(
             zmq.Context(), zmq.DEALER, run_folder / "ranks.sock", bind=False, identity=rank_identity(run_id, rank)
         )
         self.poller = zmq.Poller()
-        for source in (self.socket, self.job.done_fd, death_fd):
+        for source in (self.socket, self.thread.done_fd, death_fd):
             self.poller.register(source, zmq.POLLIN)
 
     def run(self) -> None:
@@ -95,8 +98,8 @@ class Worker:
             ready = poll(self.poller, timeout_s)
             if self.death_fd in ready:
                 self.leave(0)
-            if self.job.done_fd in ready:
-                self._finish_job()
+            if self.thread.done_fd in ready:
+                self._finish_call()
             if self.socket in ready:
                 self._hear(self.socket.recv())
             if not ready:
@@ -125,7 +128,7 @@ class Worker:
 
     def _start(self, call: Callable[[], FromRank]) -> None:
         self.busy = True
-        self.job.start(lambda: self._guarded(call))
+        self.thread.start(lambda: self._guarded(call))
 
     def _guarded(self, call: Callable[[], FromRank]) -> FromRank:
         try:
@@ -134,7 +137,7 @@ class Worker:
             return self._failure(error)
 
     def _load(self, setup: Setup) -> Ready:
-        # The slow imports (torch: 1.5 s) belong to the job: the main thread already listens.
+        # The slow imports (torch: 1.5 s) belong to the step thread: the main thread already listens.
         from .start import load_engine
 
         if self.engine is not None or setup.rank != self.rank or setup.protocol != PROTOCOL_VERSION:
@@ -142,7 +145,11 @@ class Worker:
                 f"expected one Setup for rank {self.rank} at protocol {PROTOCOL_VERSION}, "
                 f"got one for rank {setup.rank} at {setup.protocol}"
             )
+        log.info("run %s: reading %s for rank %d of %d", self.run_id, setup.model_dir, setup.rank, setup.num_ranks)
         self.engine, ready = load_engine(setup)
+        log.info(
+            "run %s: ready, exchange %s, kernels %s", self.run_id, ready.exchange, ready.versions["instruction_set"]
+        )
         return ready
 
     def _execute(self, plan: Plan) -> StepResult:
@@ -150,12 +157,12 @@ class Worker:
             raise ProtocolError(f"plan {plan.step} came before Setup")
         return self.engine.execute(plan)
 
-    def _finish_job(self) -> None:
+    def _finish_call(self) -> None:
         self.busy = False
-        answer = self.job.answer()
+        answer = self.thread.answer()
         self._send(answer)
         if isinstance(answer, Failure):
-            self.leave(1)
+            self.leave(LEFT_WITH_FAILURE)
 
     def _failure(self, error: Exception) -> Failure:
         return Failure(
@@ -169,7 +176,7 @@ class Worker:
 
     def _fail(self, error: Exception) -> None:
         self._send(self._failure(error))
-        self.leave(1)
+        self.leave(LEFT_WITH_FAILURE)
 
     def _send(self, message: FromRank) -> None:
         self.socket.send(encode(message))
@@ -192,13 +199,14 @@ def main() -> None:
     parser.add_argument("--run-id", required=True)
     parser.add_argument("--rank", type=int, required=True)
     parser.add_argument("--tp", type=int, required=True)
+    parser.add_argument("--log-level", default="warning")
     parser.add_argument("--parent-pid", type=int, required=True)
     parser.add_argument("--death-fd", type=int, required=True)
     args = parser.parse_args()
     die_with_parent(args.parent_pid)
+    logging.basicConfig(level=args.log_level.upper(), format=f"%(asctime)s rank {args.rank} %(levelname)s %(message)s")
     setproctitle.setproctitle(f"leafsum: rank {args.rank}/{args.tp} {args.run_id}")
-    with contextlib.suppress(KeyboardInterrupt):
-        Worker(args.run_folder, args.run_id, args.rank, args.death_fd).run()
+    Worker(args.run_folder, args.run_id, args.rank, args.death_fd).run()
 
 
 if __name__ == "__main__":

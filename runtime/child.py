@@ -8,43 +8,57 @@ the child through a pidfd, which a reused process id cannot fool.
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import select
 import signal
 import subprocess
 import sys
 import time
+import weakref
 from collections.abc import Sequence
+from pathlib import Path
+
+log = logging.getLogger("leafsum.child")
 
 TERMINATE_TIMEOUT_S = 5.0
 """How long a child may take to leave after SIGTERM; then it is killed."""
 
 KILL_TIMEOUT_S = 10.0
-"""How long the kernel may take to remove a killed child (a process in uninterruptible sleep can take for ever)."""
+"""How long the kernel may take to remove a killed child (one in uninterruptible sleep can take for ever)."""
+
+_open_death_pipes: set[int] = set()
 
 
 class Child:
-    """One child process, started by `python -m MODULE ARGUMENTS --death-fd N`, in a session of its own."""
+    """One child process, started by `python -m MODULE ARGUMENTS --death-fd N`, in a session of its own.
+
+    A child whose object is dropped is told to leave: the death pipe closes with it.
+    """
 
     def __init__(self, role: str, module: str, arguments: Sequence[str], env: dict[str, str] | None = None) -> None:
         self.role = role
-        read_fd, self._death_pipe_fd = os.pipe()
+        read_fd, write_fd = os.pipe()
+        _open_death_pipes.add(write_fd)
+        self.tell_to_leave = weakref.finalize(self, _close_death_pipe, write_fd)
+        """Close the death pipe: the child sees what it would see if its parent had died, and leaves at once."""
         try:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", module, *arguments, "--death-fd", str(read_fd)],
+                # -P: the working folder stays off sys.path, a module that lies there is none of ours
+                [sys.executable, "-P", "-m", module, *arguments, "--death-fd", str(read_fd)],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 pass_fds=(read_fd,),
                 env=env,
                 start_new_session=True,  # a terminal's Ctrl-C reaches the program alone, which then ends its children
             )
+            self.pid = self._process.pid
+            self.pidfd = os.pidfd_open(self.pid)
         except BaseException:
-            os.close(self._death_pipe_fd)
+            self.tell_to_leave()
             raise
         finally:
             os.close(read_fd)
-        self.pid = self._process.pid
-        self.pidfd = os.pidfd_open(self.pid)
 
     def exit_status(self) -> int | None:
         """The exit code, negative for a signal, None while the child runs."""
@@ -52,31 +66,45 @@ class Child:
 
     def wait(self, timeout_s: float) -> int | None:
         """The exit status, or None if the child still runs after `timeout_s`."""
-        deadline_s = time.monotonic() + timeout_s
-        select.select([self.pidfd], [], [], max(0.0, deadline_s - time.monotonic()))
+        if self.pidfd >= 0:
+            exits = select.poll()  # select.select would refuse a descriptor of 1024 or above
+            exits.register(self.pidfd, select.POLLIN)
+            exits.poll(max(0.0, timeout_s) * 1000)
         return self._process.poll()
-
-    def tell_to_leave(self) -> None:
-        """Close the death pipe: the child sees the same end-of-file as if its parent had died, and leaves at once."""
-        if self._death_pipe_fd >= 0:
-            os.close(self._death_pipe_fd)
-            self._death_pipe_fd = -1
 
     def send_signal(self, signal_number: signal.Signals) -> None:
         if self.exit_status() is None:
             with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self.pidfd, signal_number)
 
+    def state(self) -> str:
+        """What the kernel says of the process: "sleeping", "stopped", "running", ..."""
+        try:
+            letter = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()[0]
+        except OSError:
+            return "gone"
+        return STATES.get(letter, letter)
+
     def forget(self) -> None:
+        if self.exit_status() is None:
+            log.error("%s (pid %d) survives SIGKILL; it is %s", self.role, self.pid, self.state())
         os.close(self.pidfd)
         self.pidfd = -1
 
 
-def end_children(children: Sequence[Child], leave_timeout_s: float) -> None:
-    """Told, then SIGTERM, then SIGKILL, for all children together:
+STATES = {
+    "R": "running",
+    "S": "sleeping",
+    "D": "in uninterruptible sleep",
+    "T": "stopped by a signal",
+    "t": "stopped by a debugger",
+    "Z": "dead",
+}
+"""proc(5), /proc/PID/stat, field 3."""
 
-    deadlines are shared, not added. Safe to call again.
-    """
+
+def end_children(children: Sequence[Child], leave_timeout_s: float) -> None:
+    """Told, then SIGTERM, then SIGKILL, for all children together: deadlines are shared. Safe to call again."""
     alive = [child for child in children if child.pidfd >= 0]
     for child in alive:
         child.tell_to_leave()
@@ -89,12 +117,6 @@ def end_children(children: Sequence[Child], leave_timeout_s: float) -> None:
         child.forget()
 
 
-def _wait_for_all(children: Sequence[Child], timeout_s: float) -> None:
-    deadline_s = time.monotonic() + timeout_s
-    for child in children:
-        child.wait(max(0.0, deadline_s - time.monotonic()))
-
-
 def describe_exit(exit_status: int | None) -> str:
     """`exit code 3`, `signal SIGKILL`, or `still running`."""
     if exit_status is None:
@@ -105,3 +127,24 @@ def describe_exit(exit_status: int | None) -> str:
         return f"signal {signal.Signals(-exit_status).name}"
     except ValueError:
         return f"signal {-exit_status}"
+
+
+def _wait_for_all(children: Sequence[Child], timeout_s: float) -> None:
+    deadline_s = time.monotonic() + timeout_s
+    for child in children:
+        child.wait(deadline_s - time.monotonic())
+
+
+def _close_death_pipe(write_fd: int) -> None:
+    if write_fd in _open_death_pipes:
+        _open_death_pipes.remove(write_fd)
+        os.close(write_fd)
+
+
+def _close_inherited_pipes() -> None:
+    """In a forked copy of the program: its life must not stand in for the program's."""
+    for write_fd in list(_open_death_pipes):
+        _close_death_pipe(write_fd)
+
+
+os.register_at_fork(after_in_child=_close_inherited_pipes)

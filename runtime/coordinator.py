@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 import logging
 import os
-import shutil
+import time
 import traceback
 from collections import deque
 from dataclasses import replace
@@ -18,9 +18,10 @@ from pathlib import Path
 import setproctitle
 import zmq
 
-from ..errors import DeadlineExceeded, LeafsumError, PromptError, RankError, RankLost
+from ..errors import LeafsumError, PromptError
 from ..ranks.control import open_socket
 from ..ranks.messages import PROTOCOL_VERSION, Hello, Plan, Ready, Setup, StepResult, Traffic, decode, encode
+from .fatal import fatal_of
 from .gang import Gang, HostGone, agreed, check_hellos, check_ready
 from .messages import (
     TO_COORDINATOR,
@@ -45,15 +46,13 @@ from .settings import Settings
 
 log = logging.getLogger("leafsum.coordinator")
 
-HELLO_TIMEOUT_S = 60.0
-"""How long a rank's interpreter may take to say its first word, before its slow imports."""
-
 
 class Coordinator:
     """One run: start, loop, and whatever ends it."""
 
     def __init__(self, run_folder: RunFolder, host_death_fd: int) -> None:
         self.run_folder = run_folder
+        self.run_folder.hold()
         self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self.host = open_socket(self.context, zmq.DEALER, run_folder.host_socket, bind=True)
         self.host_death_fd = host_death_fd
@@ -77,31 +76,31 @@ class Coordinator:
         except HostGone:
             log.info("run %s: the pool is gone; the ranks end", self.run_folder.run_id)
         except LeafsumError as error:
-            self._say(fatal(error))
+            self._tell_pool(fatal_of(error))
         except Exception as error:
             text = f"the coordinator failed: {type(error).__name__}: {error}"
-            self._say(Fatal(kind="LeafsumError", text=text, traceback_text=traceback.format_exc()))
+            self._tell_pool(Fatal(kind="LeafsumError", text=text, traceback_text=traceback.format_exc()))
         finally:
             if hasattr(self, "gang"):
                 self.gang.end()
             self.context.destroy()
-            shutil.rmtree(self.run_folder.path, ignore_errors=True)  # the pool does the same, unless it is dead
+            self.run_folder.remove()  # the pool does the same, unless it is dead
 
     def start(self, start: Start) -> None:
         """Spawn the ranks, set them up, and see that they are alike."""
         self.settings = settings = Settings.from_dict(start.settings)
         limits = Limits.of(settings, start.model_max_context)
-        self.scheduler = Scheduler(limits)
-        self.gang = Gang(self.context, self.run_folder, settings.tp, self.host_death_fd)
+        self.scheduler = Scheduler(limits, start.num_layers)
+        self.gang = Gang(self.context, self.run_folder, settings, self.host_death_fd)
         self.gang.spawn()
-        hellos = self.gang.collect(Hello, "the first word", HELLO_TIMEOUT_S)
+        deadline_s = time.monotonic() + settings.start_timeout_s
+        hellos = self.gang.collect(Hello, "the first word", settings.start_timeout_s)
         check_hellos(hellos, self.run_folder.run_id)
         self.gang.send_setups([setup_of(settings, start, limits, self.run_folder, rank) for rank in range(settings.tp)])
-        readies = self.gang.collect(Ready, "loading the model", settings.start_timeout_s)
-        check_ready(readies, settings.digest())
+        readies = self.gang.collect(Ready, "loading the model", deadline_s - time.monotonic())
+        check_ready(readies, settings.digest(), start.model_digest)
         log.info("run %s: %d ranks are ready", self.run_folder.run_id, settings.tp)
-        pids = tuple(child.pid for child in self.gang.children)
-        self._say(Started(rank_pids=pids, exchange=readies[0].exchange, versions=readies[0].versions))
+        self._tell_pool(Started())
 
     def obey(self) -> None:
         """Act on all that the pool has said so far. Between steps only: a plan under way is never touched."""
@@ -116,9 +115,9 @@ class Coordinator:
                     for request_id in message.request_ids:
                         self.scheduler.cancel(request_id)
                 case Reconfigure():
-                    self._say(self._answer(self._reconfigure(message)))
+                    self._tell_pool(self._answer(message.question, self._reconfigure(message)))
                 case AskWitness():
-                    self._say(self._answer(""))
+                    self._tell_pool(self._answer(message.question, ""))
                 case Start():
                     raise LeafsumError("expected one Start, got a second: a coordinator serves one pool, once")
 
@@ -126,7 +125,7 @@ class Coordinator:
         """One step: every rank computes the plan, all must agree, then the pool hears of it."""
         self.gang.send_plan(plan)
         results = self.gang.collect(StepResult, f"step {plan.step}", self.settings.step_timeout_s)
-        result = agreed(results, self.run_folder.run_id)
+        result = agreed(plan, results, self.run_folder.run_id)
         self.traffic = {each.rank: each.traffic for each in results}
         for done in self.scheduler.apply(plan, result.runs):
             self._report(done)
@@ -134,7 +133,7 @@ class Coordinator:
     def _report(self, done: RequestStep) -> None:
         request = done.request
         if done.num_prompt_rows or done.token_ids:
-            self._say(
+            self._tell_pool(
                 Advance(
                     request_id=request.request_id,
                     num_prompt_rows=done.num_prompt_rows,
@@ -142,7 +141,7 @@ class Coordinator:
                 )
             )
         if done.finish_reason:
-            self._say(
+            self._tell_pool(
                 Finished(
                     request_id=request.request_id,
                     reason=done.finish_reason,
@@ -160,7 +159,7 @@ class Coordinator:
             refusal = Finished(
                 request_id=order.request_id, reason="refused", residual_hash=0, logits_sha256="", error=str(error)
             )
-            self._say(refusal)
+            self._tell_pool(refusal)
 
     def _reconfigure(self, message: Reconfigure) -> str:
         if self.scheduler.num_open:
@@ -178,9 +177,10 @@ class Coordinator:
         self.scheduler.most_rows = self.scheduler.most_live_requests = 0
         return ""
 
-    def _answer(self, error: str) -> Answer:
+    def _answer(self, question: int, error: str) -> Answer:
         idle = Traffic(calls={}, bytes_sent=0, bytes_received=0, num_exchanges=0)
         return Answer(
+            question=question,
             error=error,
             num_steps=self.scheduler.step,
             most_rows=self.scheduler.most_rows,
@@ -215,7 +215,7 @@ class Coordinator:
         while self.host.poll(0):
             self.heard.append(decode(self.host.recv(), TO_COORDINATOR))
 
-    def _say(self, message: FromCoordinator) -> None:
+    def _tell_pool(self, message: FromCoordinator) -> None:
         self.host.send(encode(message))
 
 
@@ -226,6 +226,7 @@ def setup_of(settings: Settings, start: Start, limits: Limits, run_folder: RunFo
         rank=rank,
         num_ranks=settings.tp,
         model_dir=start.model_dir,
+        device=settings.device,
         dtype=settings.dtype,
         exchange=settings.exchange,
         placement=settings.placement,
@@ -233,25 +234,12 @@ def setup_of(settings: Settings, start: Start, limits: Limits, run_folder: RunFo
         num_pages=limits.num_pages,
         num_slots=limits.num_slots,
         max_pages_per_slot=-(-limits.max_context // settings.page_size),
-        num_threads=settings.threads or max(1, (os.cpu_count() or 1) // settings.tp),
+        num_threads=settings.threads or max(1, len(os.sched_getaffinity(0)) // settings.tp),
         digests=settings.digests,
-        settings_digest=settings.digest(),
         store_path=str(run_folder.store),
         start_timeout_s=settings.start_timeout_s,
         step_timeout_s=settings.step_timeout_s,
     )
-
-
-def fatal(error: LeafsumError) -> Fatal:
-    """The message that makes the pool raise the same error."""
-    kind, text = type(error).__name__, str(error)
-    if isinstance(error, RankError):
-        return Fatal(kind=kind, text=text, rank=error.rank, step=error.step, traceback_text=error.traceback_text)
-    if isinstance(error, RankLost):
-        return Fatal(kind=kind, text=text, role=error.role, exit_status=error.exit_status)
-    if isinstance(error, DeadlineExceeded):
-        return Fatal(kind=kind, text=text, what=error.what, timeout_s=error.timeout_s)
-    return Fatal(kind=kind, text=text)
 
 
 def main() -> None:
@@ -265,7 +253,7 @@ def main() -> None:
     logging.basicConfig(level=args.log_level.upper(), format="%(asctime)s %(name)s %(levelname)s %(message)s")
     try:
         coordinator = Coordinator(RunFolder(args.run_folder, args.run_id), args.death_fd)
-    except zmq.ZMQError:
+    except (OSError, zmq.ZMQError):
         if args.run_folder.exists():
             raise
         return  # the pool was closed before this process had started

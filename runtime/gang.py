@@ -3,16 +3,26 @@
 from __future__ import annotations
 
 import os
-import select
 import time
+from collections.abc import Mapping
 from typing import NoReturn, TypeVar
 
 import zmq
 
-from ..errors import DeadlineExceeded, LeafsumError, ProtocolError, RankError, RankLost, RankMismatch
+from ..errors import (
+    ConfigError,
+    DeadlineExceeded,
+    LeafsumError,
+    ModelError,
+    ProtocolError,
+    RankError,
+    RankLost,
+    RankMismatch,
+)
 from ..ranks.control import open_socket, poll, rank_identity
 from ..ranks.messages import (
     FROM_RANK,
+    LEFT_WITH_FAILURE,
     PROTOCOL_VERSION,
     Failure,
     FromRank,
@@ -27,12 +37,16 @@ from ..ranks.messages import (
 )
 from .child import Child, describe_exit, end_children
 from .run_folder import RunFolder
+from .settings import Settings
 
 LEAVE_TIMEOUT_S = 3.0
 """How long ranks may take to leave once their death pipes are closed; then SIGTERM."""
 
 CAUSE_TIMEOUT_S = 2.0
-"""After a rank reports a broken exchange: how long to look for the rank whose death broke it."""
+"""After a rank reports a broken exchange: how long to look for the rank that broke it."""
+
+LAST_WORDS_MS = 200
+"""A death can be seen before the last message of the dead: how long to look for one."""
 
 A = TypeVar("A", Hello, Ready, StepResult)
 
@@ -48,9 +62,10 @@ class Gang:
     """
 
     def __init__(
-        self, context: zmq.Context[zmq.Socket[bytes]], run_folder: RunFolder, num_ranks: int, host_death_fd: int
+        self, context: zmq.Context[zmq.Socket[bytes]], run_folder: RunFolder, settings: Settings, host_death_fd: int
     ) -> None:
-        self.num_ranks = num_ranks
+        self.num_ranks = num_ranks = settings.tp
+        self._log_level = settings.log_level
         self.run_id = run_folder.run_id
         self.step = -1
         self.children: list[Child] = []
@@ -66,7 +81,7 @@ class Gang:
         """Start every rank process; liveness is registered before the first of them does anything slow."""
         for rank in range(self.num_ranks):
             arguments = ["--run-folder", str(self._run_folder.path), "--run-id", self.run_id, "--rank", str(rank)]
-            arguments += ["--tp", str(self.num_ranks), "--parent-pid", str(os.getpid())]
+            arguments += ["--tp", str(self.num_ranks), "--parent-pid", str(os.getpid()), "--log-level", self._log_level]
             child = Child(f"rank {rank}", "leafsum.ranks.worker", arguments, env=rank_environment())
             self.children.append(child)
             self.poller.register(child.pidfd, zmq.POLLIN)
@@ -93,16 +108,16 @@ class Gang:
         answers: dict[int, A] = {}
         deadline_s = time.monotonic() + timeout_s
         while len(answers) < self.num_ranks:
-            ready = self.poll(deadline_s - time.monotonic())
-            if not ready:
-                missing = ", ".join(str(rank) for rank in range(self.num_ranks) if rank not in answers)
-                raise DeadlineExceeded(
-                    f"waited {timeout_s:g} s for {what} of rank {missing} (of {self.num_ranks}); nothing came",
-                    what=what,
-                    timeout_s=timeout_s,
+            if not self.poll(deadline_s - time.monotonic()):
+                raise self._late(what, timeout_s, answers)
+            rank, message = self._receive()
+            if isinstance(message, Failure):
+                raise self._cause(message)
+            if not isinstance(message, kind) or rank in answers:
+                raise ProtocolError(
+                    f"expected one {kind.__name__} of each rank, got {type(message).__name__} of {rank}"
                 )
-            answer = self._receive(kind, answers)
-            answers[answer.rank] = answer
+            answers[rank] = message
         return [answers[rank] for rank in range(self.num_ranks)]
 
     def poll(self, timeout_s: float | None) -> bool:
@@ -115,67 +130,82 @@ class Gang:
             return True
         if self.host_death_fd in ready:
             raise HostGone
-        for child in self.children:
-            if child.pidfd in ready:
-                raise self._lost(child, child.wait(1.0))
-        return False
+        dead = [child for child in self.children if child.pidfd in ready]
+        if not dead:
+            return False
+        if self.socket.poll(LAST_WORDS_MS):
+            return True
+        raise self._lost(min(dead, key=lambda child: child.wait(1.0) or 0))  # a signal before an exit code
 
     def refuse_word(self) -> NoReturn:
         """Take in what a rank says while nothing was asked: its Failure, or a breach of the protocol."""
-        identity, frame = self.socket.recv_multipart()
-        message = decode(frame, FROM_RANK)
+        rank, message = self._receive()
         if isinstance(message, Failure):
-            raise self._failure(message)
-        raise ProtocolError(f"expected no word of {identity!r} while the gang is idle, got {type(message).__name__}")
+            raise self._cause(message)
+        raise ProtocolError(f"expected no word of rank {rank} while the gang is idle, got {type(message).__name__}")
 
     def end(self) -> None:
         """Tell the ranks to leave, then SIGTERM, then SIGKILL. Returns when none is left. Safe to call again."""
         end_children(self.children, LEAVE_TIMEOUT_S)
 
-    def _receive(self, kind: type[A], answers: dict[int, A]) -> A:
+    def _receive(self) -> tuple[int, FromRank]:
         identity, frame = self.socket.recv_multipart()
         if identity not in self._identities:
             raise ProtocolError(f"expected a rank of run {self.run_id}, got a message from {identity!r}")
-        rank = self._identities[identity]
-        message: FromRank = decode(frame, FROM_RANK)
-        if isinstance(message, Failure):
-            raise self._failure(message)
-        if not isinstance(message, kind) or message.rank != rank or rank in answers:
-            raise ProtocolError(
-                f"expected one {kind.__name__} of rank {rank}, got {type(message).__name__} of {message.rank}"
-            )
-        return message
+        message = decode(frame, FROM_RANK)
+        if message.rank != self._identities[identity]:
+            raise ProtocolError(f"rank {self._identities[identity]} speaks as rank {message.rank}")
+        return message.rank, message
 
-    def _failure(self, failure: Failure) -> LeafsumError:
-        """The error that a rank's Failure stands for.
+    def _cause(self, failure: Failure) -> LeafsumError:
+        """The error behind a rank's Failure.
 
-        A broken exchange is told by survivors: the death is the cause.
+        A broken exchange is told by the survivors: a death, or a peer's own failure, is its cause and outranks it.
         """
-        if failure.transport and (cause := self._first_dead(besides=failure.rank)):
-            return self._lost(cause, cause.wait(1.0))
+        deadline_s = time.monotonic() + CAUSE_TIMEOUT_S
+        silent = {rank: child for rank, child in enumerate(self.children) if rank != failure.rank}
+        while failure.transport and silent and (left_s := deadline_s - time.monotonic()) > 0:
+            watched = zmq.Poller()
+            for source in (self.socket, *(child.pidfd for child in silent.values())):
+                watched.register(source, zmq.POLLIN)
+            ready = poll(watched, left_s)
+            if self.socket in ready:
+                rank, message = self._receive()
+                if isinstance(message, Failure):
+                    silent.pop(rank, None)
+                    failure = failure if message.transport else message
+                continue
+            for rank, child in [(rank, child) for rank, child in silent.items() if child.pidfd in ready]:
+                if child.wait(1.0) != LEFT_WITH_FAILURE:
+                    return self._lost(child)
+                del silent[rank]
+        return self._failed(failure)
+
+    def _failed(self, failure: Failure) -> LeafsumError:
         where = f"at step {failure.step}" if failure.step >= 0 else "while it started"
-        return RankError(
-            f"rank {failure.rank} of {self.num_ranks} failed {where}: {failure.kind}: {failure.text}",
-            rank=failure.rank,
-            step=failure.step,
-            traceback_text=failure.traceback_text,
+        text = f"rank {failure.rank} of {self.num_ranks} failed {where}: {failure.kind}: {failure.text}"
+        if failure.kind == ModelError.__name__:
+            return ModelError(text)
+        if failure.kind == ConfigError.__name__:
+            return ConfigError(text)
+        return RankError(text, rank=failure.rank, step=failure.step, traceback_text=failure.traceback_text)
+
+    def _late(self, what: str, timeout_s: float, answers: Mapping[int, object]) -> DeadlineExceeded:
+        """Ranks that wait for a hung peer are as silent as the peer: what the kernel says of each tells them apart."""
+        silent = [
+            f"{child.role} (pid {child.pid}) is {child.state()}"
+            for rank, child in enumerate(self.children)
+            if rank not in answers
+        ]
+        return DeadlineExceeded(
+            f"waited {timeout_s:g} s for {what}, {len(silent)} of {self.num_ranks} ranks have not answered: "
+            f"{'; '.join(silent)}. A rank that is stopped or running hangs, sleeping ones wait for it",
+            what=what,
+            timeout_s=timeout_s,
         )
 
-    def _first_dead(self, besides: int) -> Child | None:
-        """A rank that died of itself. One that left with a Failure of its own (exit code 1) is no cause."""
-        others = [child for rank, child in enumerate(self.children) if rank != besides]
-        deadline_s = time.monotonic() + CAUSE_TIMEOUT_S
-        while others:
-            ready, _, _ = select.select([child.pidfd for child in others], [], [], deadline_s - time.monotonic())
-            for child in [child for child in others if child.pidfd in ready]:
-                if child.wait(1.0) != 1:
-                    return child
-                others.remove(child)
-            if not ready or time.monotonic() >= deadline_s:
-                break
-        return None
-
-    def _lost(self, child: Child, exit_status: int | None) -> RankLost:
+    def _lost(self, child: Child) -> RankLost:
+        exit_status = child.wait(1.0)
         where = f"at step {self.step}" if self.step >= 0 else "before the first step"
         return RankLost(
             f"{child.role} of {self.num_ranks} (pid {child.pid}) is gone {where}: {describe_exit(exit_status)}. "
@@ -185,14 +215,13 @@ class Gang:
         )
 
     def _send_to(self, identity: bytes, frame: bytes) -> None:
+        child = self.children[self._identities[identity]]
         try:
             self.socket.send_multipart([identity, frame])
         except zmq.ZMQError as error:
-            rank = self._identities[identity]
-            exit_status = self.children[rank].wait(1.0)
-            if exit_status is None:
-                raise ProtocolError(f"rank {rank} is alive but cannot be reached: {error}") from error
-            raise self._lost(self.children[rank], exit_status) from error
+            if child.wait(1.0) is None:
+                raise ProtocolError(f"{child.role} is {child.state()} but cannot be reached: {error}") from error
+            raise self._lost(child) from error
 
 
 def rank_environment() -> dict[str, str]:
@@ -202,26 +231,28 @@ def rank_environment() -> dict[str, str]:
     return {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 
 
-def agreed(results: list[StepResult], run_id: str) -> StepResult:
+def agreed(plan: Plan, results: list[StepResult], run_id: str) -> StepResult:
     """The one result that all ranks came to. Raises RankMismatch that names the first difference."""
+    for result in results:
+        slots = [run.slot for run in result.runs]
+        if result.step != plan.step or slots != [run.slot for run in plan.runs]:
+            raise RankMismatch(
+                f"run {run_id}: rank {result.rank} answered step {plan.step} as step {result.step} with slots {slots}; "
+                f"the plan has slots {[run.slot for run in plan.runs]}",
+                rank=result.rank,
+                step=plan.step,
+            )
     first = results[0]
     for other in results[1:]:
-        for mine, theirs in zip(first.runs, other.runs, strict=False):
+        for mine, theirs in zip(first.runs, other.runs, strict=True):
             if mine != theirs:
                 raise RankMismatch(
-                    f"run {run_id}: ranks disagree at step {first.step}, slot {mine.slot}: rank {first.rank} has token "
+                    f"run {run_id}: ranks disagree at step {plan.step}, slot {mine.slot}: rank {first.rank} has token "
                     f"{mine.token_id}, residual {mine.residual_hash:016x}; rank {other.rank} has token "
                     f"{theirs.token_id}, residual {theirs.residual_hash:016x}. No token of this step was released",
                     rank=other.rank,
-                    step=first.step,
+                    step=plan.step,
                 )
-        if other.step != first.step or len(other.runs) != len(first.runs):
-            raise RankMismatch(
-                f"rank {other.rank} answered step {other.step} with {len(other.runs)} runs, "
-                f"rank {first.rank} step {first.step} with {len(first.runs)}",
-                rank=other.rank,
-                step=first.step,
-            )
     return first
 
 
@@ -234,23 +265,19 @@ def check_hellos(hellos: list[Hello], run_id: str) -> None:
             )
 
 
-def check_ready(readies: list[Ready], settings_digest: str) -> None:
-    """All ranks read the same model with the same settings, before the first step.
-
-    Raises RankMismatch with both sides.
-    """
+def check_ready(readies: list[Ready], settings_digest: str, model_digest: str) -> None:
+    """All ranks read the model that the pool read, with its settings. Raises RankMismatch with both sides."""
     first = readies[0]
     for ready in readies:
-        for name, mine, theirs in (
-            ("model digest", first.model_digest, ready.model_digest),
+        for name, expected, found in (
+            ("model digest", model_digest, ready.model_digest),
             ("settings digest", settings_digest, ready.settings_digest),
             ("exchange", first.exchange, ready.exchange),
             ("versions", str(first.versions), str(ready.versions)),
         ):
-            if mine != theirs:
+            if expected != found:
                 raise RankMismatch(
-                    f"ranks disagree before the first step about the {name}: rank {first.rank} has {mine}, "
-                    f"rank {ready.rank} has {theirs}",
+                    f"before the first step, rank {ready.rank} has another {name}: expected {expected}, got {found}",
                     rank=ready.rank,
                     step=-1,
                 )

@@ -1,7 +1,8 @@
 """What a pool and its coordinator say to each other: the same kind of messages as between coordinator and ranks.
 
-pool -> coordinator   Start, then Submit, Cancel, Reconfigure, AskWitness; its death pipe says the end coordinator ->
-pool   Started, then Advance and Finished for every request, Answer to a question; Fatal, and then silence
+pool -> coordinator   Start, then Submit, Cancel, and numbered questions; the end is a closed death pipe
+coordinator -> pool   Started, then Advance and Finished for every request, Answer for every question;
+                      Fatal, and then silence
 """
 
 from __future__ import annotations
@@ -18,7 +19,9 @@ class Start(Message, frozen=True):
 
     settings: dict[str, str | int | float | bool]
     model_dir: str
+    model_digest: str
     model_max_context: Index
+    num_layers: Index
 
 
 class Order(Message, frozen=True):
@@ -41,20 +44,21 @@ class Cancel(Message, frozen=True):
 
 
 class Reconfigure(Message, frozen=True):
-    """New limits of the scheduler, which keep every bit; refused while requests are open."""
+    """A question: may these limits, which keep every bit, hold from now on? Refused while requests are open."""
 
+    question: Index
     prefill_chunk: Index
     concurrency: Index
 
 
 class AskWitness(Message, frozen=True):
-    pass
+    """A question: what has run so far?"""
+
+    question: Index
 
 
 class Started(Message, frozen=True):
-    rank_pids: tuple[Index, ...]
-    exchange: str
-    versions: dict[str, str]
+    """All ranks are ready and alike."""
 
 
 class Advance(Message, frozen=True):
@@ -82,8 +86,9 @@ class RankReport(Message, frozen=True):
 
 
 class Answer(Message, frozen=True):
-    """The answer to Reconfigure (`error`, or empty) and to AskWitness."""
+    """The answer to one question: what has run so far, and why a Reconfigure was refused (`error`, else empty)."""
 
+    question: Index
     error: str
     num_steps: Count
     most_rows: Count

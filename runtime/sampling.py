@@ -35,7 +35,7 @@ class Completion:
     """One prompt's result.
 
     `text` is None for a model folder without a tokenizer; `prompt` is None where ids were given. `finish_reason` is
-    "stop" (a stop id, which is the last of `token_ids`) or "length". `logits_sha256` is None without digests;
+    "stop" (a stop id, which is the last of `token_ids`), "length", or "failed", and then `error` says why. `logits_sha256` is None without digests;
     `residual_hash` is 16 hex digits.
     """
 
@@ -43,11 +43,12 @@ class Completion:
     prompt_token_ids: tuple[int, ...]
     token_ids: tuple[int, ...]
     text: str | None
-    finish_reason: Literal["stop", "length"]
+    finish_reason: Literal["stop", "length", "failed"]
     token_sha256: str
     logits_sha256: str | None
     residual_hash: str
     tp: int
+    error: str = ""
 
     def to_dict(self) -> dict[str, Any]:
         """The fields that `generate --json` prints; logits_sha256 only where digests were asked for."""
@@ -65,4 +66,6 @@ class Completion:
         }
         if self.logits_sha256 is not None:
             found["logits_sha256"] = self.logits_sha256
+        if self.error:
+            found["error"] = self.error
         return found

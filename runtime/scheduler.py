@@ -2,8 +2,7 @@
 
 Requests wait in arrival order. One is admitted when a slot is free and the KV pages of its whole life (prompt and
 max_tokens) are: an admitted request always finishes, nothing is ever taken back. A step holds one row of every decoding
-request, then prompt rows of the admitted ones, oldest first, up to `prefill_chunk` rows in all. None of this can change
-a token.
+request, then at most `prefill_chunk` prompt rows of the admitted ones, oldest first. None of this can change a token.
 """
 
 from __future__ import annotations
@@ -14,9 +13,11 @@ from typing import Literal
 
 from ..errors import ConfigError, PromptError
 from ..ranks.messages import Admit, Plan, Run, RunResult
+from ..ranks.numerics import HASH_MODULUS
 from .settings import Settings
 
-HASH_MASK = 2**64 - 1
+MAX_PROMPT_ROWS = 2**20
+"""Prompt rows of one step where `prefill_chunk` sets no limit: the plan must stay within a message."""
 
 FinishReason = Literal["", "stop", "length", "failed"]
 
@@ -100,8 +101,9 @@ class RequestStep:
 
 
 class Scheduler:
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: Limits, num_layers: int) -> None:
         self.limits = limits
+        self.num_layers = num_layers
         self.waiting: deque[Request] = deque()
         self.live: dict[int, Request] = {}
         """Admitted requests by slot, oldest first."""
@@ -173,32 +175,22 @@ class Scheduler:
 
     def _prompt_runs(self) -> list[Run]:
         runs = []
-        budget_rows = self.limits.prefill_chunk or None
+        budget_rows = self.limits.prefill_chunk or MAX_PROMPT_ROWS
         for slot, request in self.live.items():
             start = request.num_prompt_done
-            if start == len(request.prompt) or budget_rows == 0:
-                continue
-            end = len(request.prompt) if budget_rows is None else min(len(request.prompt), start + budget_rows)
-            if budget_rows is not None:
+            end = min(len(request.prompt), start + budget_rows)
+            if start < end:
                 budget_rows -= end - start
-            runs.append(
-                Run(slot=slot, start=start, token_ids=request.prompt[start:end], decides=end == len(request.prompt))
-            )
+                decides = end == len(request.prompt)
+                runs.append(Run(slot=slot, start=start, token_ids=request.prompt[start:end], decides=decides))
         return runs
 
     def _advance(self, run: Run, result: RunResult) -> RequestStep:
         request = self.live[run.slot]
         request.num_prompt_done += len(run.token_ids)
-        request.residual_hash = (request.residual_hash + result.residual_hash) & HASH_MASK
+        request.residual_hash = (request.residual_hash + result.residual_hash) % HASH_MODULUS
         if result.bad_layer >= 0:
-            return self._finish(
-                request,
-                run,
-                (),
-                "failed",
-                f"the values of position {result.bad_position} are not finite from layer {result.bad_layer} on "
-                f"(request {request.request_id}); the other requests go on. Check the weights and the dtype",
-            )
+            return self._finish(request, run, (), "failed", describe_bad(result, self.num_layers))
         if not run.decides:
             return RequestStep(request, len(run.token_ids), (), "")
         request.output.append(result.token_id)
@@ -222,3 +214,11 @@ class Scheduler:
         self._releases.append(request.slot)
         self._free_slots.append(request.slot)
         self._free_pages.extend(reversed(request.page_ids))
+
+
+def describe_bad(result: RunResult, num_layers: int) -> str:
+    where = "the logits" if result.bad_layer == num_layers else f"layer {result.bad_layer}"
+    return (
+        f"values of position {result.bad_position} are not finite from {where} on; other requests are not touched. "
+        "Check the weights and the dtype"
+    )

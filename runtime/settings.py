@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
+from ..collectives.placement import NAME_PATTERN, NAMES
 from ..errors import ConfigError
+from ..ranks.numerics import settings_digest
 from .settings_rules import Rule, nearest_hint
 
-NUMERICS_VERSION = 1
-"""Version of the numeric contract (docs/numerics.md), part of every settings digest: a change of any bit changes it."""
-
 PREFIX = "LEAFSUM_"
-OTHER_VARIABLES: frozenset[str] = frozenset()
-"""LEAFSUM_* variables that are no settings and belong to other parts of the project."""
 
 
 def _setting(default: str | int | float | bool, help: str, **rule: Any) -> Any:
@@ -60,8 +55,8 @@ class Settings:
     placement: str = _setting(
         "contiguous",
         "Which rank owns which expert.",
-        choices=("contiguous", "strided", "random", "random:SEED"),
-        pattern=r"contiguous|strided|random(:[0-9]{1,18})?",
+        choices=NAMES,
+        pattern=NAME_PATTERN,
         metavar="contiguous|strided|random[:SEED]",
     )
     prefill_chunk: int = _setting(
@@ -127,9 +122,7 @@ class Settings:
 
     def digest(self) -> str:
         """SHA-256 (hex) over the numeric settings and the version of the numeric contract."""
-        numeric = {name: getattr(self, name) for name, rule in RULES.items() if rule.numeric}
-        text = json.dumps({"numerics": NUMERICS_VERSION, **numeric}, sort_keys=True)
-        return hashlib.sha256(text.encode()).hexdigest()
+        return settings_digest({name: getattr(self, name) for name, rule in RULES.items() if rule.numeric})
 
 
 RULES: dict[str, Rule] = {entry.name: entry.metadata["rule"] for entry in fields(Settings)}
@@ -153,6 +146,6 @@ def refuse_unknown_fields(values: Mapping[str, object]) -> None:
 def refuse_unknown_variables(environ: Mapping[str, str]) -> None:
     known = {variable_of(name) for name in RULES}
     for variable in sorted(environ):
-        if variable.startswith(PREFIX) and variable not in known | OTHER_VARIABLES:
+        if variable.startswith(PREFIX) and variable not in known:
             hint = nearest_hint(variable, known, shared_prefix=PREFIX)
             raise ConfigError(f"{variable}: no such variable; {hint}; unset or rename it")

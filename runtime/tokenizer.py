@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import ModelError, PromptError
+from ..ranks.json_fields import JsonFields
 
 if TYPE_CHECKING:
     import tokenizers
@@ -40,17 +41,19 @@ class Tokenizer:
         # A file may carry a length limit or padding for training; here both would change prompts in silence.
         backend.no_truncation()
         backend.no_padding()
-        config = _read_json(model_dir / "tokenizer_config.json")
+        config_path = model_dir / "tokenizer_config.json"
+        config = JsonFields.read(config_path).values if config_path.is_file() else {}
         return cls(backend, _chat_template(model_dir, config), _special_tokens(config))
 
-    @property
-    def num_tokens(self) -> int:
-        """Entries of the vocabulary, added tokens included."""
-        return self._backend.get_vocab_size(with_added_tokens=True)
-
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """Ids of `text`; special tokens are those that the file's own post-processor puts around a raw text."""
-        return list(self._backend.encode(text, add_special_tokens=add_special_tokens).ids)
+        """Ids of `text`; special tokens are those that the file's own post-processor puts around a raw text.
+
+        Raises PromptError for a text that this tokenizer has no ids for.
+        """
+        try:
+            return list(self._backend.encode(text, add_special_tokens=add_special_tokens).ids)
+        except Exception as error:  # the library raises bare Exception
+            raise PromptError(f"the model folder's tokenizer has no ids for the text: {error}") from error
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """Text of the whole sequence at once (a character may span several ids), without special tokens."""
@@ -60,14 +63,13 @@ class Tokenizer:
         """The template's text for `messages` (role, content), up to where the model speaks.
 
         Encode it with add_special_tokens=False: the template writes them itself. A template is code from the model
-        folder, so it runs in jinja2's immutable sandbox.
+        folder, so it runs in jinja2's immutable sandbox, and whatever it raises is a PromptError.
         """
         if self._chat_template is None:
             raise PromptError(
                 "chat: the model folder has no chat template (expected chat_template.jinja, or chat_template in "
                 "tokenizer_config.json); give the prompt as raw text, without --chat"
             )
-        import jinja2
         from jinja2.sandbox import ImmutableSandboxedEnvironment
 
         environment = ImmutableSandboxedEnvironment(
@@ -78,8 +80,9 @@ class Tokenizer:
         try:
             template = environment.from_string(self._chat_template)
             return template.render(messages=list(messages), add_generation_prompt=True, **self._special_tokens)
-        except jinja2.TemplateError as error:
-            raise PromptError(f"chat: the model folder's chat template failed: {error}") from error
+        except Exception as error:
+            found = str(error) or type(error).__name__
+            raise PromptError(f"chat: the model folder's chat template failed: {found}") from error
 
 
 def _raise_from_template(message: str) -> None:
@@ -93,23 +96,14 @@ def _tojson(value: Any, indent: int | None = None) -> str:
     return json.dumps(value, ensure_ascii=False, indent=indent)
 
 
-def _read_json(path: Path) -> dict[str, Any]:
-    if not path.is_file():
-        return {}
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ModelError(f"{path}: expected JSON: {error}") from error
-    if not isinstance(found, dict):
-        raise ModelError(f"{path}: expected a JSON object, found {type(found).__name__}")
-    return found
-
-
 def _chat_template(model_dir: Path, config: Mapping[str, Any]) -> str | None:
     """chat_template.jinja, else chat_template of the config: one text, or a list of named ones with a 'default'."""
     path = model_dir / "chat_template.jinja"
     if path.is_file():
-        return path.read_text(encoding="utf-8")
+        try:
+            return path.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise ModelError(f"{path}: expected a chat template in UTF-8: {error}. Fetch the file again") from error
     found = config.get("chat_template")
     if isinstance(found, list):
         found = {entry.get("name"): entry.get("template") for entry in found if isinstance(entry, dict)}.get("default")

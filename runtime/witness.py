@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from .messages import Answer, RankReport
 
@@ -40,6 +40,15 @@ class RankWitness:
             transport=traffic.calls,
         )
 
+    def since(self, before: RankWitness) -> RankWitness:
+        return replace(
+            self,
+            exchanges=self.exchanges - before.exchanges,
+            bytes_sent=self.bytes_sent - before.bytes_sent,
+            bytes_received=self.bytes_received - before.bytes_received,
+            transport={kind: calls - before.transport.get(kind, 0) for kind, calls in self.transport.items()},
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class Witness:
@@ -58,3 +67,8 @@ class Witness:
             most_live_requests=answer.most_live_requests,
             ranks=tuple(RankWitness.of(report) for report in answer.ranks),
         )
+
+    def since(self, before: Witness) -> Witness:
+        """What was counted after `before`, a witness of the same pool; the two most_* stay as they are."""
+        ranks = tuple(now.since(then) for then, now in zip(before.ranks, self.ranks, strict=True))
+        return replace(self, steps=self.steps - before.steps, ranks=ranks)

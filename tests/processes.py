@@ -1,4 +1,4 @@
-"""What a test needs to know of processes: who is left, and what CPU time each has used. Linux only, like the product."""
+"""What a test needs to know of processes: who is left, and what CPU time each has used."""
 
 import os
 import time

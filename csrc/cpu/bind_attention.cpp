@@ -100,10 +100,8 @@ void run_attention(AttentionArgs args, const float* q, const std::vector<Attenti
   });
   args.q = rounded.data();
   const int64_t scratch_size = attention_scratch(args.head_dim);
-  std::vector<float> scratch(scratch_size * num_threads());
-  parallel_for(static_cast<int64_t>(tiles.size()), [&](int64_t tile, int thread) {
-    set.attention(args, tiles[tile], scratch.data() + thread * scratch_size);
-  });
+  parallel_for(static_cast<int64_t>(tiles.size()),
+               [&](int64_t tile) { set.attention(args, tiles[tile], thread_scratch(scratch_size)); });
 }
 
 py::array attention(const py::array& q, const py::array& key_pages, const py::array& value_pages,

@@ -53,7 +53,7 @@ using Kernel = void (*)(const ExpertArgs&, int64_t, int64_t, int64_t);
 void run_blocks(const ExpertArgs& args, int64_t num_groups, int64_t num_columns, Kernel kernel) {
   const int64_t num_blocks = padded(num_columns, COLUMNS_PER_BLOCK) / COLUMNS_PER_BLOCK;
   const int64_t tasks = (num_blocks + BLOCKS_PER_TASK - 1) / BLOCKS_PER_TASK;
-  parallel_for(num_groups * tasks, [&](int64_t task, int) {
+  parallel_for(num_groups * tasks, [&](int64_t task) {
     const int64_t block = task % tasks * BLOCKS_PER_TASK;
     kernel(args, task / tasks, block, std::min(num_blocks, block + BLOCKS_PER_TASK));
   });

@@ -31,7 +31,7 @@ py::array pack_weight(const py::array& weight, const std::string& dtype_name) {
   py::array packed = new_storage(dtype, {num_blocks, k, COLUMNS_PER_BLOCK});
   void* to = packed.mutable_data();
   without_gil([&] {
-    parallel_for(num_blocks, [&](int64_t block, int) {
+    parallel_for(num_blocks, [&](int64_t block) {
       if (dtype == DType::float32) {
         pack_block(static_cast<const float*>(from), num_rows, k, block, static_cast<float*>(to));
       } else {
@@ -51,7 +51,7 @@ void run_linear(LinearArgs args, const float* x, int64_t num_rows) {
   const int64_t row_tasks = (num_rows + ROWS_PER_TASK - 1) / ROWS_PER_TASK;
   const int64_t block_tasks = (num_blocks + BLOCKS_PER_TASK - 1) / BLOCKS_PER_TASK;
   // Rows run fastest, so that neighbouring tasks share their weights.
-  parallel_for(row_tasks * block_tasks, [&](int64_t task, int) {
+  parallel_for(row_tasks * block_tasks, [&](int64_t task) {
     const int64_t row = task % row_tasks * ROWS_PER_TASK, block = task / row_tasks * BLOCKS_PER_TASK;
     set.linear(args,
                {row, std::min(num_rows, row + ROWS_PER_TASK), block, std::min(num_blocks, block + BLOCKS_PER_TASK)});

@@ -12,11 +12,9 @@ constexpr int64_t ROWS_PER_TASK = 4;
 
 // body(row, scratch of its thread)
 void for_rows(int64_t num_rows, int64_t scratch_size, const std::function<void(int64_t, float*)>& body) {
-  std::vector<float> scratch(scratch_size * num_threads());
-  parallel_for((num_rows + ROWS_PER_TASK - 1) / ROWS_PER_TASK, [&](int64_t task, int thread) {
-    for (int64_t row = task * ROWS_PER_TASK; row < num_rows && row < (task + 1) * ROWS_PER_TASK; ++row) {
-      body(row, scratch.data() + thread * scratch_size);
-    }
+  parallel_pieces(num_rows, ROWS_PER_TASK, [&](int64_t begin, int64_t end) {
+    float* scratch = thread_scratch(scratch_size);
+    for (int64_t row = begin; row < end; ++row) body(row, scratch);
   });
 }
 

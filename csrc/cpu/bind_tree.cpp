@@ -71,7 +71,7 @@ void run_node(const Kernels& set, const TreeCall& call, int64_t row, int64_t w, 
 void run_tree(const TreeCall& call) {
   const Kernels& set = kernels();
   const int64_t pieces = (call.size + 4 * TREE_COLUMNS_PER_TASK - 1) / (4 * TREE_COLUMNS_PER_TASK);
-  parallel_for(call.num_rows * call.num_wanted * pieces, [&](int64_t task, int) {
+  parallel_for(call.num_rows * call.num_wanted * pieces, [&](int64_t task) {
     const int64_t item = task / pieces;
     run_node(set, call, item / call.num_wanted, item % call.num_wanted, task % pieces * 4 * TREE_COLUMNS_PER_TASK);
   });

@@ -5,6 +5,11 @@
 #include "hard_arguments.hpp"
 #include "kernels.hpp"
 
+// GCC 12 says this of its own intrinsics' undefined merge operands.
+#if defined(__GNUC__) && !defined(__clang__)
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
+#endif
+
 // The target stays on to the end of the file: templates are instantiated there.
 #if defined(__clang__)
 #pragma clang attribute push(__attribute__((target("avx512f,avx512dq,avx512bw,avx512vl,avx2,fma,f16c"))), \

@@ -56,7 +56,7 @@ const Kernels& kernels() { return *active().load(); }
 
 bool subnormals_kept() {
   std::atomic<bool> kept{true};
-  on_every_thread([&](int64_t, int) {
+  on_every_thread([&] {
     if (!subnormals_kept_here()) kept = false;
   });
   return kept;

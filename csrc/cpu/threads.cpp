@@ -10,7 +10,7 @@
 namespace leafsum {
 namespace {
 
-// One job at a time. A worker sleeps until job_number moves, works, and reports; the caller works as thread 0 and
+// One job at a time. A worker sleeps until job_number moves, works, and reports; the caller works too and
 // sleeps until all workers have reported, so that body outlives its use.
 class ThreadPool {
  public:
@@ -25,22 +25,22 @@ class ThreadPool {
   void run(int64_t count, const Body& body) {
     std::unique_lock<std::mutex> one_job(job_mutex_, std::try_to_lock);
     if (!one_job.owns_lock() || num_threads_ == 1 || count == 1) {
-      for (int64_t task = 0; task < count; ++task) body(task, 0);
+      for (int64_t task = 0; task < count; ++task) body(task);
       return;
     }
     next_task_ = 0;
-    share([&](int thread) {
-      for (int64_t task = next_task_++; task < count; task = next_task_++) body(task, thread);
+    share([&] {
+      for (int64_t task = next_task_++; task < count; task = next_task_++) body(task);
     });
   }
 
-  void run_on_every_thread(const Body& body) {
+  void run_on_every_thread(const std::function<void()>& body) {
     std::lock_guard<std::mutex> one_job(job_mutex_);
-    share([&](int thread) { body(thread, thread); });
+    share(body);
   }
 
  private:
-  void share(const std::function<void(int)>& work) {
+  void share(const std::function<void()>& work) {
     start();
     {
       std::lock_guard<std::mutex> lock(state_mutex_);
@@ -49,20 +49,20 @@ class ThreadPool {
       ++job_number_;
     }
     job_changed_.notify_all();
-    work(0);
+    work();
     std::unique_lock<std::mutex> lock(state_mutex_);
     all_reported_.wait(lock, [&] { return num_busy_ == 0; });
   }
 
   void start() {
-    for (int thread = static_cast<int>(workers_.size()) + 1; thread < num_threads_; ++thread) {
-      workers_.emplace_back([this, thread, seen = job_number_] { serve(thread, seen); });
+    while (static_cast<int>(workers_.size()) + 1 < num_threads_) {
+      workers_.emplace_back([this, seen = job_number_] { serve(seen); });
     }
   }
 
-  void serve(int thread, uint64_t seen) {
+  void serve(uint64_t seen) {
     for (;;) {
-      const std::function<void(int)>* work;
+      const std::function<void()>* work;
       {
         std::unique_lock<std::mutex> lock(state_mutex_);
         job_changed_.wait(lock, [&] { return stopping_ || job_number_ != seen; });
@@ -70,7 +70,7 @@ class ThreadPool {
         seen = job_number_;
         work = work_;
       }
-      (*work)(thread);
+      (*work)();
       std::lock_guard<std::mutex> lock(state_mutex_);
       if (--num_busy_ == 0) all_reported_.notify_one();
     }
@@ -93,7 +93,7 @@ class ThreadPool {
   std::vector<std::thread> workers_;
   std::atomic<int> num_threads_{1};
   std::atomic<int64_t> next_task_{0};
-  const std::function<void(int)>* work_ = nullptr;
+  const std::function<void()>* work_ = nullptr;
   uint64_t job_number_ = 0;
   int num_busy_ = 0;
   bool stopping_ = false;
@@ -114,11 +114,17 @@ void parallel_for(int64_t count, const Body& body) {
   if (count > 0) pool().run(count, body);
 }
 
-void on_every_thread(const Body& body) { pool().run_on_every_thread(body); }
+void on_every_thread(const std::function<void()>& body) { pool().run_on_every_thread(body); }
+
+float* thread_scratch(int64_t size) {
+  thread_local std::vector<float> memory;
+  if (static_cast<int64_t>(memory.size()) < size) memory.resize(size);
+  return memory.data();
+}
 
 void parallel_pieces(int64_t size, int64_t piece, const std::function<void(int64_t, int64_t)>& body) {
   parallel_for((size + piece - 1) / piece,
-               [&](int64_t task, int) { body(task * piece, std::min(size, (task + 1) * piece)); });
+               [&](int64_t task) { body(task * piece, std::min(size, (task + 1) * piece)); });
 }
 
 }  // namespace leafsum

@@ -6,8 +6,7 @@
 
 namespace leafsum {
 
-// Task 0 .. count-1, thread 0 .. num_threads()-1 (0 is the caller). body must not throw.
-using Body = std::function<void(int64_t task, int thread)>;
+using Body = std::function<void(int64_t task)>;  // Must not throw.
 
 void set_num_threads(int num_threads);
 int num_threads();
@@ -16,8 +15,11 @@ int num_threads();
 // A second caller at the same moment runs its tasks alone: it never waits for the first.
 void parallel_for(int64_t count, const Body& body);
 
-// Runs body(thread, thread) once on every thread, the caller included.
-void on_every_thread(const Body& body);
+// Runs body once on every thread, the caller included.
+void on_every_thread(const std::function<void()>& body);
+
+// Memory of the calling thread, at least size floats, old values in it; the next call may move it.
+float* thread_scratch(int64_t size);
 
 // parallel_for over 0 .. size-1 in pieces: body(begin, end).
 void parallel_pieces(int64_t size, int64_t piece, const std::function<void(int64_t begin, int64_t end)>& body);

@@ -1,6 +1,8 @@
 """Every instruction set of this machine gives the bits of the plain one."""
 
+import re
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from csrc.cases import CASES
@@ -30,3 +32,19 @@ def test_same_bits(case: str) -> None:
     for name in _C.instruction_sets()[:-1]:
         _C.set_instruction_set(name)
         assert CASES[case]() == expected, name
+
+
+def test_kernel_sources_share_no_function_with_the_linker() -> None:
+    """A template or inline function of the standard library, compiled for AVX-512, could be kept for every machine."""
+    folder = Path(__file__).parents[2] / "csrc" / "cpu"
+    sources = [
+        *folder.glob("kernels_*.cpp"),
+        *folder.glob("*.inc"),
+        folder / "kernels.hpp",
+        folder / "hard_arguments.hpp",
+    ]
+    assert len(sources) > 10
+    for source in sources:
+        text = source.read_text()
+        assert "std::" not in text, source.name
+        assert set(re.findall(r"#include <(.*)>", text)) <= {"stdint.h", "immintrin.h"}, source.name

@@ -70,7 +70,7 @@ def test_the_wheel_holds_the_extension_its_types_and_no_sources(wheel) -> None:
 def test_the_wheel_carries_the_licence_and_the_command(wheel) -> None:
     names = {name.partition(".dist-info/")[2]: name for name in wheel.namelist()}
     assert wheel.read(names["licenses/LICENSE"]) == (ROOT / "LICENSE").read_bytes()
-    assert b"leafsum = leafsum.runtime.cli:main" in wheel.read(names["entry_points.txt"])
+    assert b"leafsum = leafsum.runtime.commands.main:main" in wheel.read(names["entry_points.txt"])
 
 
 def test_the_wheel_is_importable_alone(wheel, tmp_path) -> None:

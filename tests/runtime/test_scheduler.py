@@ -8,6 +8,7 @@ from leafsum.ranks.messages import Plan, RunResult
 from leafsum.runtime.scheduler import Limits, Request, Scheduler
 from leafsum.runtime.settings import Settings
 
+NUM_LAYERS = 4
 LIMITS = Limits(prefill_chunk=4, concurrency=2, num_slots=3, num_pages=8, page_size=4, max_context=24)
 
 
@@ -64,7 +65,7 @@ def serve(scheduler: Scheduler, gang: FakeGang) -> dict[int, tuple[list[int], st
 )
 def test_every_request_finishes_whole_and_within_the_limits(sizes, prefill_chunk, concurrency, num_pages):
     limits = Limits(prefill_chunk, concurrency, num_slots=3, num_pages=num_pages, page_size=4, max_context=24)
-    scheduler, gang = Scheduler(limits), FakeGang(limits)
+    scheduler, gang = Scheduler(limits, NUM_LAYERS), FakeGang(limits)
     for request_id, (num_prompt, max_tokens) in enumerate(sizes):
         scheduler.submit(Request(request_id, tuple(range(num_prompt)), max_tokens, frozenset()))
     finished = serve(scheduler, gang)
@@ -75,7 +76,7 @@ def test_every_request_finishes_whole_and_within_the_limits(sizes, prefill_chunk
 
 def test_a_request_is_admitted_only_when_its_whole_life_fits():
     limits = Limits(prefill_chunk=0, concurrency=3, num_slots=3, num_pages=5, page_size=4, max_context=20)
-    scheduler = Scheduler(limits)
+    scheduler = Scheduler(limits, NUM_LAYERS)
     for request_id in range(3):
         scheduler.submit(Request(request_id, (1, 2, 3), 5, frozenset()))  # two pages each
     plan = scheduler.plan()
@@ -85,13 +86,13 @@ def test_a_request_is_admitted_only_when_its_whole_life_fits():
 
 
 def test_a_stop_id_ends_a_request_and_is_its_last_token():
-    scheduler, gang = Scheduler(LIMITS), FakeGang(LIMITS)
+    scheduler, gang = Scheduler(LIMITS, NUM_LAYERS), FakeGang(LIMITS)
     scheduler.submit(Request(0, (1, 2), 8, frozenset({104})))
     assert serve(scheduler, gang) == {0: ([102, 103, 104], "stop")}
 
 
 def test_a_bad_row_fails_its_request_and_no_other():
-    scheduler, gang = Scheduler(LIMITS), FakeGang(LIMITS)
+    scheduler, gang = Scheduler(LIMITS, NUM_LAYERS), FakeGang(LIMITS)
     for request_id in range(2):
         scheduler.submit(Request(request_id, (1,), 3, frozenset()))
     plan = scheduler.plan()
@@ -106,7 +107,7 @@ def test_a_bad_row_fails_its_request_and_no_other():
 
 
 def test_a_cancelled_request_frees_its_slot_for_the_next_step():
-    scheduler, gang = Scheduler(LIMITS), FakeGang(LIMITS)
+    scheduler, gang = Scheduler(LIMITS, NUM_LAYERS), FakeGang(LIMITS)
     for request_id in range(3):
         scheduler.submit(Request(request_id, (1,), 8, frozenset()))
     plan = scheduler.plan()
@@ -126,7 +127,7 @@ def test_a_cancelled_request_frees_its_slot_for_the_next_step():
 )
 def test_what_can_never_run_is_refused(prompt, max_tokens, text):
     with pytest.raises(PromptError, match=text):
-        Scheduler(LIMITS).submit(Request(0, prompt, max_tokens, frozenset()))
+        Scheduler(LIMITS, NUM_LAYERS).submit(Request(0, prompt, max_tokens, frozenset()))
 
 
 def test_the_context_is_the_least_of_model_setting_and_cache():

@@ -93,7 +93,7 @@ def test_only_numeric_settings_and_the_numerics_version_enter_the_digest(monkeyp
         "page_size": 16,
     }
     assert Settings(**keeps_bits, concurrency=2, kv_tokens=512, digests=True, model="x").digest() == digest
-    monkeypatch.setattr("leafsum.runtime.settings.NUMERICS_VERSION", 2)
+    monkeypatch.setattr("leafsum.ranks.numerics.NUMERICS_VERSION", 2)
     assert Settings().digest() != digest
 
 

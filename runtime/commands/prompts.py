@@ -21,6 +21,11 @@ class PromptSource:
     token_ids: tuple[int, ...] | None
     where: str
 
+    @property
+    def given(self) -> str | list[int]:
+        """As WorkerPool.generate takes it."""
+        return self.text if self.text is not None else list(self.token_ids or ())
+
 
 def gather_prompts(
     texts: Sequence[str], files: Sequence[str], ids_texts: Sequence[str], *, one_per_line: bool = False

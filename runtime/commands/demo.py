@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import click
 
-from ..errors import ReceiptMismatch
-from .cli_options import debug_option, resolve_settings
-from .sampling import Completion, SamplingParams
+from ...errors import ReceiptMismatch
+from ..sampling import Completion, SamplingParams
+from .complete import complete, require_none_failed
+from .options import debug_option, resolve_settings
+from .prompts import PromptSource
 from .stdio import printable, require_output, write_line
 
 PROMPT = "Adding the same numbers in the same order gives the same bits."
@@ -26,6 +28,7 @@ def demo() -> None:
     """
     require_output()
     completions = [_complete(tp) for tp in RANK_COUNTS]
+    require_none_failed(completions)
     write_line(f"prompt: {PROMPT}")
     for completion in completions:
         write_line(f"tp {completion.tp}: text         {printable(completion.text or '').replace(chr(10), ' ')}")
@@ -42,9 +45,6 @@ def demo() -> None:
 
 
 def _complete(tp: int) -> Completion:
-    from .cli_generate import complete
-    from .prompts import PromptSource
-
     settings = resolve_settings({"model": "tiny", "tp": str(tp)})
     sampling = SamplingParams(max_tokens=MAX_TOKENS, ignore_eos=True)
     return complete(settings, [PromptSource(PROMPT, None, "demo")], sampling)[0]

@@ -4,18 +4,14 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import click
 
-from ..errors import PromptError
-from .cli_options import debug_option, resolve_settings, settings_options
-from .progress import Display
-from .prompts import PromptSource, gather_prompts
-from .sampling import Completion, SamplingParams
-from .settings import Settings
+from ..sampling import Completion, SamplingParams
+from .complete import complete, require_none_failed
+from .options import debug_option, resolve_settings, settings_options
+from .prompts import gather_prompts
 from .stdio import on_terminal, printable, require_output, write_line
 
 EPILOG = """\b
@@ -29,8 +25,9 @@ Examples:
 \b
 Prompts are served in the order --prompt, --prompt-file, --prompt-ids. Without --json the texts go to standard output
 (ids where there is no tokenizer). With --json each prompt is one object on one line: prompt, text, token_ids,
-token_sha256, finish_reason, tp, prompt_tokens, output_tokens, residual_hash, prompt_token_ids, and with --digests
-logits_sha256. Exit codes: 0 done, 1 failed, 2 wrong use.
+token_sha256, finish_reason, tp, prompt_tokens, output_tokens, residual_hash, prompt_token_ids, with --digests
+logits_sha256, and error where this prompt alone failed (the others are printed). Exit codes: 0 done, 1 failed,
+2 wrong use.
 """
 
 
@@ -73,39 +70,9 @@ def generate(
         if as_json:
             # ASCII only: some characters inside a text would end the line for a reader that splits by Unicode's rules.
             write_line(json.dumps(completion.to_dict(), ensure_ascii=True))
-        else:
+        elif not completion.error:
             write_text(completion, index, len(completions))
-
-
-def complete(
-    settings: Settings, prompts: Sequence[PromptSource], sampling: SamplingParams, *, chat: bool = False
-) -> list[Completion]:
-    """One pool, all prompts, in order. A completion's `prompt` is the text as the user gave it."""
-    given = apply_chat(settings, prompts) if chat else [_given(prompt) for prompt in prompts]
-    from .pool import WorkerPool
-
-    with Display() as display:
-        display.stage(f"starting {settings.tp} rank{'s' if settings.tp > 1 else ''}")
-        with WorkerPool(settings) as pool:
-            display.stage("generating")
-            completions = pool.generate(given, sampling, on_progress=display.on_progress)
-            display.stage("closing")
-    return [replace(found, prompt=prompt.text) for found, prompt in zip(completions, prompts, strict=True)]
-
-
-def apply_chat(settings: Settings, prompts: Sequence[PromptSource]) -> list[list[int]]:
-    """Ids of every text as one user message. PromptError when the model has no tokenizer, or ids were given."""
-    from .models import resolve_model
-    from .tokenizer import Tokenizer
-
-    if any(prompt.text is None for prompt in prompts):
-        raise PromptError("--chat: expected texts, found --prompt-ids; ids go to the model as they are, without --chat")
-    model_dir = resolve_model(settings.model)
-    tokenizer = Tokenizer.open(model_dir)
-    if tokenizer is None:
-        raise PromptError(f"--chat: the model folder {model_dir} has no tokenizer.json; give --prompt-ids instead")
-    texts = [tokenizer.chat([{"role": "user", "content": prompt.text or ""}]) for prompt in prompts]
-    return [tokenizer.encode(text, add_special_tokens=False) for text in texts]
+    require_none_failed(completions)
 
 
 def write_text(completion: Completion, index: int, total: int) -> None:
@@ -114,7 +81,3 @@ def write_text(completion: Completion, index: int, total: int) -> None:
         write_line(f"--- prompt {index + 1} of {total} ---")
     text = ",".join(map(str, completion.token_ids)) if completion.text is None else completion.text
     write_line(printable(text) if on_terminal() else text)
-
-
-def _given(prompt: PromptSource) -> str | list[int]:
-    return prompt.text if prompt.text is not None else list(prompt.token_ids or ())

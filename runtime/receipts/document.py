@@ -14,7 +14,8 @@ from ..errors import ConfigError
 from .receipt import HASHES, ArmResult, Difference
 from .receipt_facts import code_facts, machine_facts, model_files, package_versions, write_atomically
 from .sampling import Completion, SamplingParams
-from .settings import NUMERICS_VERSION, Settings
+from ..ranks.numerics import NUMERICS_VERSION
+from .settings import Settings
 from .stdio import OutputError
 
 if TYPE_CHECKING:

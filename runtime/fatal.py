@@ -1,0 +1,33 @@
+"""How an error of the gang reaches the program: as a message that makes the pool raise the same error."""
+
+from __future__ import annotations
+
+from .. import errors
+from ..errors import DeadlineExceeded, LeafsumError, RankError, RankLost
+from .messages import Fatal
+
+
+def fatal_of(error: LeafsumError) -> Fatal:
+    kind, text = type(error).__name__, str(error)
+    if isinstance(error, RankError):
+        return Fatal(kind=kind, text=text, rank=error.rank, step=error.step, traceback_text=error.traceback_text)
+    if isinstance(error, RankLost):
+        return Fatal(kind=kind, text=text, role=error.role, exit_status=error.exit_status)
+    if isinstance(error, DeadlineExceeded):
+        return Fatal(kind=kind, text=text, what=error.what, timeout_s=error.timeout_s)
+    return Fatal(kind=kind, text=text)
+
+
+def error_of(fatal: Fatal) -> LeafsumError:
+    """The error that a Fatal stands for, with the fields its class has. The inverse of fatal_of."""
+    kind: type[LeafsumError] = getattr(errors, fatal.kind, LeafsumError)
+    if issubclass(kind, RankError):
+        return kind(fatal.text, rank=fatal.rank, step=fatal.step, traceback_text=fatal.traceback_text)
+    if issubclass(kind, RankLost):
+        return kind(fatal.text, role=fatal.role, exit_status=fatal.exit_status)
+    if issubclass(kind, DeadlineExceeded):
+        return kind(fatal.text, what=fatal.what, timeout_s=fatal.timeout_s)
+    error = kind(fatal.text)
+    if fatal.traceback_text:
+        error.add_note(fatal.traceback_text)
+    return error

@@ -1,0 +1,35 @@
+"""The first words of a pool and of a coordinator, for tests that play their parts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from leafsum.ranks.messages import Setup
+from leafsum.ranks.spec import load_spec
+from leafsum.runtime.coordinator import setup_of
+from leafsum.runtime.messages import Start
+from leafsum.runtime.run_folder import RunFolder
+from leafsum.runtime.scheduler import Limits
+from leafsum.runtime.settings import Settings
+
+RUN_ID = "0123456789ab"
+MODEL_DIGEST = "5" * 64
+
+
+def make_start(settings: Settings, max_context: int = 512) -> Start:
+    """The Start of a pool for a model of two layers and `max_context` positions."""
+    return Start(
+        settings=settings.to_dict(),
+        model_dir=settings.model,
+        model_digest=MODEL_DIGEST,
+        model_max_context=max_context,
+        num_layers=2,
+    )
+
+
+def make_setup(model_dir: Path, run_path: Path, rank: int = 0, **fields: Any) -> Setup:
+    """The Setup of `rank`, for a pool with these settings, whose run folder is `run_path`."""
+    settings = Settings(model=str(model_dir), **fields)
+    start = make_start(settings, load_spec(model_dir).max_context)
+    return setup_of(settings, start, Limits.of(settings, start.model_max_context), RunFolder(run_path, RUN_ID), rank)
