@@ -20,8 +20,8 @@
 #     It works from any folder, through a symbolic link, and in a checkout of any name, spaces included.
 #
 # NEEDS
-#     Linux on x86-64 or aarch64; Python 3.11 or newer with venv and headers; a C++17 compiler; once, a network or a
-#     local folder of packages that pip knows of. What is missing is named, with the package that brings it.
+#     Linux on x86-64 or aarch64 with util-linux; Python 3.11 or newer with venv and headers; a C++17 compiler; once, a
+#     network or a local folder of packages that pip knows of. What is missing is named, with the package to install.
 #
 # VARIABLES
 #     PYTHON          the interpreter that makes the environment (the first python3 on PATH that is new enough)
@@ -64,6 +64,7 @@ manual() {
 
 set_up() {
     is_current environment && is_current extension && return
+    command -v flock >/dev/null || missing "flock is missing here: install util-linux"
     (
         flock --nonblock 9 || { say "another launch.sh is at work in $root; waiting for it"; flock 9; }
         is_current environment || make_environment

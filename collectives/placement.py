@@ -112,7 +112,7 @@ class Placement:
         }
 
     def auto_mode(self, top_k: int) -> str:
-        """The exchange mode that `auto` takes: the one with fewer padded rows for a token, `nodes` where it is a tie."""
+        """The exchange mode that `auto` takes: the one with fewer padded rows for a token, `nodes` for a tie."""
         rows = self.rows_per_token(top_k)
         return "nodes" if rows["nodes"] <= rows["slots"] else "slots"
 

@@ -97,7 +97,7 @@ def ensure_tiny() -> Path:
     except OSError as error:
         raise ConfigError(
             f"the demonstration model is made in the cache folder {cache}, which cannot be written: "
-            f"{error.strerror or error}. Set XDG_CACHE_HOME to a folder that you can write"
+            f"{error.strerror or error}. Set XDG_CACHE_HOME to a folder you can write"
         ) from error
     return folder
 

@@ -15,5 +15,5 @@ def user_cache_dir() -> Path:
         return Path(base or Path.home() / ".cache") / "leafsum"
     except RuntimeError:
         raise ConfigError(
-            "expected a home folder for the cache, this user has none; set XDG_CACHE_HOME to a folder that you can write"
+            "expected a home folder for the cache, this user has none; set XDG_CACHE_HOME to a folder you can write"
         ) from None

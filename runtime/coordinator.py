@@ -7,10 +7,10 @@ only after every rank came to the same result. It ends when its pool's death pip
 from __future__ import annotations
 
 import argparse
+import contextlib
 import logging
 import os
 import time
-import traceback
 from collections import deque
 from dataclasses import replace
 from pathlib import Path
@@ -29,7 +29,6 @@ from .messages import (
     Answer,
     AskWitness,
     Cancel,
-    Fatal,
     Finished,
     FromCoordinator,
     Order,
@@ -75,11 +74,10 @@ class Coordinator:
                     self.execute(plan)
         except HostGone:
             log.info("run %s: the pool is gone; the ranks end", self.run_folder.run_id)
-        except LeafsumError as error:
-            self._tell_pool(fatal_of(error))
         except Exception as error:
-            text = f"the coordinator failed: {type(error).__name__}: {error}"
-            self._tell_pool(Fatal(kind="LeafsumError", text=text, traceback_text=traceback.format_exc()))
+            log.info("run %s ends: %s: %s", self.run_folder.run_id, type(error).__name__, error)
+            with contextlib.suppress(HostGone):
+                self._tell_pool(fatal_of(error))
         finally:
             if hasattr(self, "gang"):
                 self.gang.end()
@@ -216,7 +214,11 @@ class Coordinator:
             self.heard.append(decode(self.host.recv(), TO_COORDINATOR))
 
     def _tell_pool(self, message: FromCoordinator) -> None:
-        self.host.send(encode(message))
+        """Raises HostGone where nobody listens any more: the binding end of a socket has no queue without a peer."""
+        try:
+            self.host.send(encode(message), zmq.NOBLOCK)
+        except zmq.Again:
+            raise HostGone from None
 
 
 def setup_of(settings: Settings, start: Start, limits: Limits, run_folder: RunFolder, rank: int) -> Setup:

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import traceback
+
 from .. import errors
 from ..errors import DeadlineExceeded, LeafsumError, RankError, RankLost
 from .messages import Fatal
 
 
-def fatal_of(error: LeafsumError) -> Fatal:
+def fatal_of(error: Exception) -> Fatal:
+    """Whatever is no LeafsumError is a defect of the coordinator: it travels as one, with its traceback."""
+    if not isinstance(error, LeafsumError):
+        text = f"the coordinator failed: {type(error).__name__}: {error}"
+        trace = "".join(traceback.format_exception(error))
+        return Fatal(kind=LeafsumError.__name__, text=text, traceback_text=trace)
     kind, text = type(error).__name__, str(error)
     if isinstance(error, RankError):
         return Fatal(kind=kind, text=text, rank=error.rank, step=error.step, traceback_text=error.traceback_text)

@@ -35,8 +35,8 @@ class Completion:
     """One prompt's result.
 
     `text` is None for a model folder without a tokenizer; `prompt` is None where ids were given. `finish_reason` is
-    "stop" (a stop id, which is the last of `token_ids`), "length", or "failed", and then `error` says why. `logits_sha256` is None without digests;
-    `residual_hash` is 16 hex digits.
+    "stop" (a stop id, which is the last of `token_ids`), "length", or "failed", and then `error` says why.
+    `logits_sha256` is None without digests; `residual_hash` is 16 hex digits.
     """
 
     prompt: str | None
@@ -51,7 +51,7 @@ class Completion:
     error: str = ""
 
     def to_dict(self) -> dict[str, Any]:
-        """The fields that `generate --json` prints; logits_sha256 only where digests were asked for."""
+        """The fields that `generate --json` prints; logits_sha256 only with digests, error only where it failed."""
         found: dict[str, Any] = {
             "prompt": self.prompt,
             "text": self.text,

@@ -1,10 +1,10 @@
 """Makes csrc/cpu/hard_arguments.cpp, and checks every FP32 argument of every function.
 
-    python csrc/tools/hard_arguments.py write            the tables (about 10 minutes of one core)
+    python csrc/tools/hard_arguments.py write            the tables (about 4 minutes of one core)
     python csrc/tools/hard_arguments.py check exp ...    all 2^32 arguments of the named functions (default: all six)
 
-Needs x86-64 (80-bit long double), a C++ compiler and mpmath. Where doubles or 80 bits cannot tell, mpmath does, with
-300 bits.
+A check takes 2 to 5 minutes a function. Needs x86-64 (80-bit long double), a C++ compiler and mpmath, which decides
+with 300 bits where 80 cannot.
 """
 
 import subprocess

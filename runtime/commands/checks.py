@@ -6,22 +6,20 @@ import os
 import platform
 import re
 import sys
-import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
 from typing import Literal
 
-from ..errors import LeafsumError
-from .receipt_facts import cpu_name, memory_bytes
-from .settings import refuse_unknown_variables
+from ...errors import LeafsumError
+from ..receipts.facts import cpu_name, memory_bytes
+from ..settings import refuse_unknown_variables
 
 OLDEST_KERNEL = (5, 4)
 OLDEST_PYTHON = (3, 11)
 LEAST_MEMORY_BYTES = 2 << 30
 LEAST_SHM_BYTES = 64 << 20
-RUN_NAME_BYTES = len("/leafsum-0123456789ab/ranks.sock")
 
 Status = Literal["ok", "warn", "fail"]
 
@@ -92,7 +90,7 @@ def _packages() -> Check:
 
 def _extension() -> Check:
     try:
-        from .. import _C
+        from ... import _C
     except ImportError as error:
         return Check(
             "extension", "fail", f"leafsum._C: {error}", "build it: ./launch.sh setup, or install leafsum again"
@@ -154,13 +152,15 @@ def _shared_memory() -> Check:
 
 
 def _run_folder() -> Check:
-    from ..ranks.control import IPC_PATH_LIMIT_BYTES
+    from ...ranks.control import IPC_PATH_LIMIT_BYTES
+    from ..run_folder import RunFolder
 
-    base = Path(tempfile.gettempdir())
-    with tempfile.TemporaryDirectory(prefix="leafsum-doctor-", dir=base):
-        num_bytes = len(os.fsencode(base)) + RUN_NAME_BYTES
+    folder = RunFolder.make()
+    folder.remove()
+    base = folder.path.parent
+    num_bytes = max(len(os.fsencode(path)) for path in (folder.host_socket, folder.ranks_socket))
     if num_bytes > IPC_PATH_LIMIT_BYTES:
-        found = f"{base} gives sockets of {num_bytes} bytes, the kernel takes {IPC_PATH_LIMIT_BYTES}"
+        found = f"socket paths under {base} have {num_bytes} bytes, the kernel takes {IPC_PATH_LIMIT_BYTES}"
         return Check("run folder", "fail", found, "set TMPDIR to a shorter folder")
     return Check("run folder", "ok", f"a private folder under {base}")
 

@@ -6,7 +6,7 @@ import json
 
 import click
 
-from .cli_options import debug_option
+from .options import debug_option
 from .stdio import require_output, write_line
 
 EPILOG = """\b
@@ -26,7 +26,7 @@ Every line says ok, warn or fail, what was found, and what to do. Exit codes: 0 
 def doctor(context: click.Context, as_json: bool) -> None:
     """Check this machine."""
     require_output()
-    from .doctor import examine
+    from .checks import examine
 
     checks = examine()
     failed = [check for check in checks if check.status == "fail"]

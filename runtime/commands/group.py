@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import click
 
-from .cli_demo import demo
-from .cli_doctor import doctor
-from .cli_generate import generate
-from .cli_inspect import inspect
-from .cli_options import debug_option
-from .cli_receipt import receipt
+from .demo import demo
+from .doctor import doctor
+from .generate import generate
+from .inspect import inspect
+from .options import debug_option
+from .receipt import receipt
 
 EPILOG = """\b
 Examples:

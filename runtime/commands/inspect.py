@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from .cli_options import debug_option, resolve_settings, settings_options
+from .options import debug_option, resolve_settings, settings_options
 from .stdio import require_output, write_line
 
 if TYPE_CHECKING:
-    from .inspect_model import ModelNeeds
+    from .needs import ModelNeeds
 
 EPILOG = """\b
 Examples:
@@ -32,12 +32,10 @@ def inspect(as_json: bool, **flags: Any) -> None:
     """Show what a model needs, and what would travel."""
     require_output()
     settings = resolve_settings(flags)
-    from .models import resolve_model
+    from ..models import resolve_model
+    from .needs import inspect_model
 
-    model_dir = resolve_model(settings.model)
-    from .inspect_model import inspect_model  # takes torch along, by way of collectives
-
-    needs = inspect_model(model_dir, settings)
+    needs = inspect_model(resolve_model(settings.model), settings)
     if as_json:
         write_line(json.dumps(needs.to_dict()))
         return
@@ -85,7 +83,7 @@ def _describe_exchanges(needs: ModelNeeds) -> Iterator[str]:
 
 
 def _replicated(part: str, needs: ModelNeeds) -> str:
-    from ..ranks.sizes import REPLICATED_PARTS
+    from ...ranks.sizes import REPLICATED_PARTS
 
     return "  whole on every rank" if part in REPLICATED_PARTS and len(needs.ranks) > 1 else ""
 

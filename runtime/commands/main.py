@@ -12,8 +12,8 @@ import sys
 import traceback
 from collections.abc import Sequence
 
-from ..errors import ConfigError, LeafsumError, ModelError, RankError
-from .stdio import OutputError, discard_output, flush_output, hold_standard_streams
+from ...errors import ConfigError, LeafsumError, ModelError, OutputError, RankError
+from .stdio import discard_output, flush_output, hold_standard_streams
 
 EXIT_FAILED = 1
 EXIT_WRONG_USE = 2
@@ -49,8 +49,8 @@ def _run_command(arguments: Sequence[str]) -> int:
     """Run one command; its errors are told here, where --debug is known."""
     import click
 
-    from .cli_commands import command_line
-    from .cli_options import CommandState
+    from .group import command_line
+    from .options import CommandState
 
     state = CommandState()
     try:

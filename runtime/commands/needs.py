@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..collectives.placement import Placement
-from ..collectives.tree import CanonicalTree
-from ..ranks.checkpoint import DTYPES, Checkpoint
-from ..ranks.sizes import (
+from ...collectives.placement import Placement
+from ...collectives.tree import CanonicalTree
+from ...ranks.checkpoint import DTYPES, Checkpoint
+from ...ranks.sizes import (
     BYTES,
     EMBEDDING,
     REPLICATED_PARTS,
@@ -18,8 +18,8 @@ from ..ranks.sizes import (
     parameter_counts,
     rank_bytes,
 )
-from ..ranks.spec import ModelSpec, check_num_ranks, load_spec
-from .settings import Settings
+from ...ranks.spec import ModelSpec, check_num_ranks, load_spec
+from ..settings import Settings
 
 FP32_BYTES = BYTES["float32"]
 
@@ -102,7 +102,10 @@ def inspect_model(model_dir: Path, settings: Settings) -> ModelNeeds:
             mode: _exchange_cost(spec, settings.tp, expert_rows[mode], attention_rows[mode])
             for mode in ("slots", "nodes")
         },
-        auto={"experts": _fewer(expert_rows), "attention": _fewer(attention_rows)},
+        auto={
+            "experts": experts.auto_mode(spec.top_k),
+            "attention": leaves.auto_mode(spec.num_attention_leaves),
+        },
     )
 
 
@@ -123,10 +126,6 @@ def _rank_needs(spec: ModelSpec, settings: Settings, experts: Placement, rank: i
 def _exchange_cost(spec: ModelSpec, num_ranks: int, expert_rows: int, attention_rows: int) -> ExchangeCost:
     num_rows = expert_rows * len(spec.expert_layers) + attention_rows * spec.num_layers
     return ExchangeCost(expert_rows, attention_rows, num_rows * spec.hidden_size * FP32_BYTES * (num_ranks - 1))
-
-
-def _fewer(rows: dict[str, int]) -> str:
-    return "nodes" if rows["nodes"] <= rows["slots"] else "slots"
 
 
 def _fields(value: RankNeeds | ExchangeCost) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 import click
 
-from .settings import RULES, Settings, flag_of
+from ..settings import RULES, Settings, flag_of
 
 C = TypeVar("C", bound=Callable[..., Any])
 

@@ -3,24 +3,14 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from types import TracebackType
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from rich.progress import Progress as Bar
 
-
-class Counts(Protocol):
-    """What a pool reports while it generates (runtime.pool.Progress)."""
-
-    @property
-    def finished_prompts(self) -> int: ...
-    @property
-    def total_prompts(self) -> int: ...
-    @property
-    def prompt_tokens_done(self) -> int: ...
-    @property
-    def output_tokens(self) -> int: ...
+    from ..witness import Progress
 
 
 class Display:
@@ -34,10 +24,11 @@ class Display:
         if sys.stderr is not None and sys.stderr.isatty():
             # rich takes longer to import than a pipe's whole command line takes to parse
             from rich.console import Console
-            from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+            from rich.progress import Progress as Bar
+            from rich.progress import SpinnerColumn, TextColumn, TimeElapsedColumn
 
             columns = (SpinnerColumn(), TextColumn("{task.description}", markup=False), TimeElapsedColumn())
-            self._bar = Progress(*columns, console=Console(stderr=True), transient=True)
+            self._bar = Bar(*columns, console=Console(stderr=True), transient=True)
             self._bar.add_task("")
             self._bar.start()
         return self
@@ -53,11 +44,15 @@ class Display:
         self._stage = text
         self._show("")
 
-    def on_progress(self, counts: Counts) -> None:
-        """For WorkerPool.generate(on_progress=...)."""
+    @property
+    def on_progress(self) -> Callable[[Progress], None] | None:
+        """For WorkerPool.generate(on_progress=...); None where nobody looks, so that nothing is counted for it."""
+        return None if self._bar is None else self._count
+
+    def _count(self, progress: Progress) -> None:
         self._show(
-            f": {counts.finished_prompts}/{counts.total_prompts} prompts, {counts.prompt_tokens_done:,} prompt tokens "
-            f"read, {counts.output_tokens:,} tokens written"
+            f": {progress.finished_prompts}/{progress.total_prompts} prompts, {progress.prompt_tokens_done:,} prompt "
+            f"tokens read, {progress.output_tokens:,} tokens written"
         )
 
     def _show(self, detail: str) -> None:

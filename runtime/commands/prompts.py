@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..errors import PromptError
+from ...errors import PromptError
 
 STDIN = "-"
 
@@ -68,6 +68,8 @@ def _prompts_of_file(file: str, one_per_line: bool) -> list[PromptSource]:
 
 
 def _read_bytes(file: str, name: str) -> bytes:
+    if file == STDIN and sys.stdin is None:
+        raise PromptError(f"{name}: expected a prompt, but it was closed; give one by --prompt or in a file")
     try:
         return sys.stdin.buffer.read() if file == STDIN else Path(file).read_bytes()
     except OSError as error:

@@ -10,15 +10,18 @@ from typing import Any
 
 import click
 
-from .cli_options import debug_option, list_option, resolve_settings, settings_options
+from ..receipts.arms import ARM_FIELDS, Axes
+from ..receipts.document import document
+from ..receipts.file import require_writable, write_receipt
+from ..receipts.prompts import BUILT_IN_PROMPTS
+from ..receipts.run import ArmResult, Prompt, run_arms
+from ..receipts.table import plain_table, rich_table, table_rows
+from ..receipts.verdict import Verdict
+from ..sampling import SamplingParams
+from ..settings import RULES, Settings
+from .options import debug_option, list_option, resolve_settings, settings_options
 from .progress import Display
 from .prompts import gather_prompts
-from .receipt import ArmResult, Prompt, differences, faults, require_equal, run_arms
-from .receipt_arms import ARM_FIELDS, Axes
-from .receipt_file import Verdict, document, plain_table, require_writable, rich_table, table_rows, write_receipt
-from .receipt_prompts import BUILT_IN_PROMPTS
-from .sampling import SamplingParams
-from .settings import RULES, Settings
 from .stdio import on_terminal, require_output, write_line
 
 EPILOG = """\b
@@ -32,7 +35,8 @@ The first value of every list is its default, and all first values together are 
 every tp x exchange x placement with the first of all else, and at each tp every chunk x concurrency, and every thread
 count, with the first of all else; --cross full runs every combination. Equal means: token_sha256, logits_sha256 (every
 decided row, whole vocabulary) and residual_hash of every prompt are the reference's. An arm whose counts do not show
-that it ran as named fails the receipt too. Exit codes: 0 equal, 1 a difference or a failed run, 2 wrong use.
+that it ran as named, or one with a failed prompt, fails the receipt too. Exit codes: 0 equal, 1 a difference or a
+failed run, 2 wrong use.
 """
 
 
@@ -91,23 +95,22 @@ def receipt(
     if out is not None:
         require_writable(out)
     logging.basicConfig(level=settings.log_level.upper(), format="%(name)s: %(levelname)s: %(message)s")
-    from .models import resolve_model
-    from .pool import WorkerPool
+    from ..models import resolve_model
 
     model_dir = resolve_model(settings.model)
     prompts = _prompts(texts, files, ids_texts)
     with Display() as display:
-        results = list(run_arms(arms, settings, prompts, sampling, WorkerPool, display))
+        results = list(run_arms(arms, settings, prompts, sampling, display.stage, display.on_progress))
         display.stage("hashing the model's files")
-        verdict = Verdict(tuple(differences(results)), tuple(faults(results)))
-        found = document(settings.model, model_dir, settings, sampling, cross, results, verdict)
+        verdict = Verdict.of(results)
+        found = document(model_dir, settings, sampling, cross, results, verdict)
     if out is not None:
         write_receipt(out, found)
     if as_json:
         write_line(json.dumps(found))
     else:
         show(results, verdict, settings, out)
-    require_equal(verdict.differences, verdict.faults)
+    verdict.require_equal()
 
 
 def show(results: Sequence[ArmResult], verdict: Verdict, settings: Settings, out: Path | None) -> None:
@@ -121,12 +124,7 @@ def show(results: Sequence[ArmResult], verdict: Verdict, settings: Settings, out
         for line in plain_table(rows):
             write_line(line)
     num_prompts = len(results[0].completions)
-    outcome = (
-        "all equal"
-        if verdict.equal
-        else f"{len(verdict.differences)} differences, {len(verdict.faults)} missing witnesses"
-    )
-    write_line(f"{len(results)} arms, {num_prompts} prompts, settings {settings.digest()[:12]}: {outcome}")
+    write_line(f"{len(results)} arms, {num_prompts} prompts, settings {settings.digest()[:12]}: {verdict.summary}")
     if out is not None:
         write_line(f"receipt: {out}")
 
@@ -134,4 +132,4 @@ def show(results: Sequence[ArmResult], verdict: Verdict, settings: Settings, out
 def _prompts(texts: tuple[str, ...], files: tuple[str, ...], ids_texts: tuple[str, ...]) -> list[Prompt]:
     if not (texts or files or ids_texts):
         return list(BUILT_IN_PROMPTS)
-    return [prompt.text or list(prompt.token_ids or ()) for prompt in gather_prompts(texts, files, ids_texts)]
+    return [prompt.given for prompt in gather_prompts(texts, files, ids_texts)]

@@ -5,11 +5,7 @@ from __future__ import annotations
 import os
 import sys
 
-from ..errors import LeafsumError
-
-
-class OutputError(LeafsumError):
-    """Standard output, or a file asked for, cannot take the result."""
+from ...errors import OutputError
 
 
 def hold_standard_streams() -> None:

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby, product
 
-from ..errors import ConfigError
-from .settings import RULES, Settings, flag_of
+from ...errors import ConfigError
+from ..settings import RULES, Settings, flag_of
 
 ARM_FIELDS = ("tp", "exchange", "placement", "threads", "prefill_chunk", "concurrency")
 """The crossed settings. The first four need a new gang; the last two change while the pool is idle."""

@@ -1,85 +1,17 @@
-"""What shows that an arm really ran: exchanges and bytes of every rank, most rows and most requests at once."""
+"""What an arm's counts must show before it proves anything: ranks, exchanges, rows and requests as its name says."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING
 
-from .receipt_arms import Arm
+from .arms import Arm
 
-
-class RunRankWitness(Protocol):
-    @property
-    def rank(self) -> int: ...
-    @property
-    def pid(self) -> int: ...
-    @property
-    def exchanges(self) -> int: ...
-    @property
-    def bytes_sent(self) -> int: ...
-    @property
-    def bytes_received(self) -> int: ...
+if TYPE_CHECKING:
+    from ..witness import Witness
 
 
-class RunWitness(Protocol):
-    """A pool's counters since it started; the most_* since it was last configured (runtime.pool.Witness)."""
-
-    @property
-    def steps(self) -> int: ...
-    @property
-    def most_rows(self) -> int: ...
-    @property
-    def most_live_requests(self) -> int: ...
-    @property
-    def ranks(self) -> Sequence[RunRankWitness]: ...
-
-
-@dataclass(frozen=True, slots=True)
-class RankCounts:
-    """One rank's share of one arm."""
-
-    rank: int
-    pid: int
-    exchanges: int
-    bytes_sent: int
-    bytes_received: int
-
-
-@dataclass(frozen=True, slots=True)
-class ArmWitness:
-    """One arm's counts: the difference of a pool's counters before and after it."""
-
-    steps: int
-    most_rows: int
-    most_live_requests: int
-    ranks: tuple[RankCounts, ...]
-
-    def to_dict(self) -> dict[str, Any]:
-        ranks = [{name: getattr(rank, name) for name in RankCounts.__slots__} for rank in self.ranks]
-        return {
-            "steps": self.steps,
-            "most_rows": self.most_rows,
-            "most_live_requests": self.most_live_requests,
-            "ranks": ranks,
-        }
-
-
-def witness_of(before: RunWitness, after: RunWitness) -> ArmWitness:
-    ranks = tuple(
-        RankCounts(
-            rank=now.rank,
-            pid=now.pid,
-            exchanges=now.exchanges - then.exchanges,
-            bytes_sent=now.bytes_sent - then.bytes_sent,
-            bytes_received=now.bytes_received - then.bytes_received,
-        )
-        for then, now in zip(before.ranks, after.ranks, strict=True)
-    )
-    return ArmWitness(after.steps - before.steps, after.most_rows, after.most_live_requests, ranks)
-
-
-def missing_witnesses(arm: Arm, witness: ArmWitness, prompt_lengths: Sequence[int]) -> list[str]:
+def missing_witnesses(arm: Arm, witness: Witness, prompt_lengths: Sequence[int]) -> list[str]:
     """Why the arm's counts do not show what its name says; empty when they do."""
     longest = max(prompt_lengths)
     chunk = min(arm.prefill_chunk or longest, longest)
@@ -96,7 +28,7 @@ def missing_witnesses(arm: Arm, witness: ArmWitness, prompt_lengths: Sequence[in
     return found + _missing_ranks(arm, witness)
 
 
-def _missing_ranks(arm: Arm, witness: ArmWitness) -> list[str]:
+def _missing_ranks(arm: Arm, witness: Witness) -> list[str]:
     if len({rank.pid for rank in witness.ranks}) != arm.tp:
         pids = [rank.pid for rank in witness.ranks]
         return [f"expected {arm.tp} rank processes, found {len(pids)} with pids {pids}"]

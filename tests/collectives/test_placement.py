@@ -6,15 +6,17 @@ import pytest
 from collectives.layouts import placements
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from leafsum.collectives.placement import Placement, check_rank_count
+from leafsum.collectives.placement import Placement
 from leafsum.collectives.tree import CanonicalTree
+from leafsum.errors import ConfigError
+from leafsum.runtime.settings import Settings
 
 
 def owners_of_leaf(placement: Placement, leaf: int) -> set[int]:
     return {placement.owners[id_] for id_ in placement.tree.ids_of_leaf(leaf)}
 
 
-@settings(deadline=None)
+@settings(deadline=None, derandomize=True)
 @given(placements())
 def test_covers_and_shared_leaves_hold_every_leaf_exactly_once(placement):
     tree = placement.tree
@@ -27,7 +29,7 @@ def test_covers_and_shared_leaves_hold_every_leaf_exactly_once(placement):
     assert sorted([*covered, *placement.shared_leaves]) == list(range(tree.num_leaves))
 
 
-@settings(deadline=None)
+@settings(deadline=None, derandomize=True)
 @given(placements())
 def test_a_cover_node_is_owned_whole_and_its_parent_is_not(placement):
     tree = placement.tree
@@ -40,21 +42,21 @@ def test_a_cover_node_is_owned_whole_and_its_parent_is_not(placement):
                 assert any(owners_of_leaf(placement, leaf) != {rank} for leaf in parent)
 
 
-@settings(deadline=None)
+@settings(deadline=None, derandomize=True)
 @given(placements())
 def test_a_shared_leaf_has_several_owners(placement):
     leaves = range(placement.tree.num_leaves)
     assert list(placement.shared_leaves) == [leaf for leaf in leaves if len(owners_of_leaf(placement, leaf)) > 1]
 
 
-@settings(deadline=None)
+@settings(deadline=None, derandomize=True)
 @given(placements())
 def test_every_id_has_one_rank(placement):
     ids = [id_ for rank in range(placement.num_ranks) for id_ in placement.ids_of(rank)]
     assert sorted(ids) == list(range(placement.tree.num_all_ids))
 
 
-@settings(deadline=None)
+@settings(deadline=None, derandomize=True)
 @given(placements(), st.integers(1, 10))
 def test_no_row_can_choose_more_of_a_rank_than_its_maximum(placement, top_k):
     tree = placement.tree
@@ -129,18 +131,18 @@ def test_placements_go_by_name():
 
 
 @pytest.mark.parametrize(
-    "text", ["", "Random", "random:", "random:-1", "random:x", "random:²", f"random:{2**64}", "strided:1"]
+    "text", ["", "Random", "random:", "random:-1", "random:x", "random:²", f"random:{10**18}", "strided:1", "strided\n"]
 )
-def test_an_unknown_name_is_refused_with_the_choices(text):
+def test_an_unknown_name_is_refused_with_the_choices_here_and_as_a_setting(text):
     with pytest.raises(ValueError, match=r"contiguous, strided, random, random:SEED .*found"):
         Placement.named(text, CanonicalTree(8), 2)
+    with pytest.raises(ConfigError, match=r"contiguous, strided, random, random:SEED, found"):
+        Settings(placement=text)
 
 
-@pytest.mark.parametrize(("num_ids", "num_ranks"), [(4, 5), (4, 0), (1, 2)])
-def test_more_ranks_than_experts_are_refused(num_ids, num_ranks):
-    with pytest.raises(ValueError, match=f"1 to {num_ids} ranks for {num_ids} experts, found {num_ranks}"):
-        check_rank_count(num_ids, num_ranks)
-    check_rank_count(num_ids, num_ids)
+@pytest.mark.parametrize("text", ["contiguous", "strided", "random", "random:0", f"random:{10**18 - 1}"])
+def test_a_setting_takes_the_names_that_are_placements(text):
+    assert Placement.named(Settings(placement=text).placement, CanonicalTree(8), 2).num_ranks == 2
 
 
 @pytest.mark.parametrize(

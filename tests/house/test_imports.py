@@ -12,12 +12,13 @@ from pathlib import Path
 import leafsum
 import pytest
 from house.checkout import PACKAGE_FOLDERS, ROOT, package_modules
-from leafsum import errors
+from leafsum import collectives, errors
 from packaging.requirements import Requirement
 
-TORCH_FREE_RANKS = ("messages", "control", "spec", "checkpoint", "json_fields", "rope", "sizes", "tiny")
-USES_COLLECTIVES = {"inspect_model"}
-"""Modules of runtime that need collectives, and so torch: their command imports them when it runs."""
+TORCH_FREE_RANKS = (
+    "checkpoint", "control", "json_fields", "messages", "numerics", "rope", "sizes", "spec", "tiny", "user_cache",
+)  # fmt: skip
+TORCH_FREE_COLLECTIVES = ("placement", "tree")
 
 MODULE_OF = {"pyzmq": "zmq"}
 """The module of a package that is named otherwise."""
@@ -25,7 +26,13 @@ MODULE_OF = {"pyzmq": "zmq"}
 ARROWS = {
     "collectives": ("errors", "_C", "collectives"),
     "ranks": ("errors", "_C", "collectives", "ranks"),
-    "runtime": ("errors", "_C", "collectives", "runtime", *(f"ranks.{module}" for module in TORCH_FREE_RANKS)),
+    "runtime": (
+        "errors",
+        "_C",
+        "runtime",
+        *(f"ranks.{module}" for module in TORCH_FREE_RANKS),
+        *(f"collectives.{module}" for module in TORCH_FREE_COLLECTIVES),
+    ),
 }
 
 
@@ -94,20 +101,24 @@ def test_importing_leafsum_loads_nothing_but_the_standard_library() -> None:
 
 
 def test_the_coordinators_side_imports_no_torch() -> None:
-    names = {path.stem for path in package_modules() if path.parts[0] == "runtime"} - {"__init__"} - USES_COLLECTIVES
-    assert "torch" not in modules_loaded_by("".join(f"import leafsum.runtime.{name}\n" for name in sorted(names)))
+    names = [".".join(path.with_suffix("").parts) for path in package_modules() if path.parts[0] == "runtime"]
+    assert "runtime.commands.needs" in names
+    assert "torch" not in modules_loaded_by("".join(f"import leafsum.{name}\n" for name in names))
 
 
-@pytest.mark.parametrize("module", [name for name in TORCH_FREE_RANKS if (ROOT / "ranks" / f"{name}.py").exists()])
-def test_what_the_coordinator_may_import_of_ranks_is_free_of_torch(module) -> None:
-    loaded = modules_loaded_by(f"import leafsum.ranks.{module}")
-    assert "torch" not in loaded
+def test_what_the_coordinator_may_import_of_other_folders_is_free_of_torch() -> None:
+    names = [f"ranks.{name}" for name in TORCH_FREE_RANKS]
+    names += [f"collectives.{name}" for name in TORCH_FREE_COLLECTIVES]
+    assert "torch" not in modules_loaded_by("".join(f"import leafsum.{name}\n" for name in names))
+
+
+def test_settings_and_the_spec_need_no_numpy() -> None:
+    loaded = modules_loaded_by("import leafsum.runtime.settings, leafsum.ranks.spec")
+    assert loaded & {"numpy", "torch"} == set()
 
 
 def test_help_imports_no_torch() -> None:
-    statement = (
-        "import sys\nfrom leafsum.runtime.cli import main\ntry:\n    main(['--help'])\nexcept SystemExit:\n    pass"
-    )
+    statement = "from leafsum.runtime.commands.main import run\nassert run(['--help']) == 0"
     assert modules_loaded_by(statement) & {"torch", "numpy", "rich", "zmq"} == set()
 
 
@@ -118,17 +129,18 @@ def test_a_folder_imported_by_itself_fails_at_once(folder) -> None:
     assert "ImportError: attempted relative import beyond top-level package" in ended.stderr
 
 
-def test_every_exported_name_is_there() -> None:
-    assert sorted(leafsum.__all__) == leafsum.__all__
-    assert dir(leafsum) == leafsum.__all__
-    for name in leafsum.__all__:
-        assert getattr(leafsum, name).__name__ == name
+@pytest.mark.parametrize("package", [leafsum, collectives])
+def test_every_exported_name_is_there(package) -> None:
+    assert sorted(package.__all__) == package.__all__
+    assert dir(package) == package.__all__
+    for name in package.__all__:
+        assert getattr(package, name).__name__ == name
 
 
-@pytest.mark.parametrize("name", ["Workerpool", "runtime_pool"])
-def test_an_unknown_name_is_an_attribute_error(name) -> None:
-    with pytest.raises(AttributeError, match=f"module 'leafsum' has no attribute '{name}'"):
-        getattr(leafsum, name)
+@pytest.mark.parametrize("package", [leafsum, collectives])
+def test_an_unknown_name_is_an_attribute_error(package) -> None:
+    with pytest.raises(AttributeError, match=f"module '{package.__name__}' has no attribute 'Workerpool'"):
+        package.Workerpool  # noqa: B018 (the look-up is what is tested)
 
 
 def error_classes() -> dict[str, type[BaseException]]:
@@ -137,6 +149,19 @@ def error_classes() -> dict[str, type[BaseException]]:
 
 def test_every_error_is_exported() -> None:
     assert set(error_classes()) == {name for name in leafsum.__all__ if name in vars(errors)}
+
+
+def test_every_error_is_in_the_one_tree() -> None:
+    """No class of the package outside errors.py has one of its errors as a base."""
+    strays = [
+        f"{path}: {node.name}"
+        for path in package_modules()
+        if path.name != "errors.py"
+        for node in ast.walk(ast.parse((ROOT / path).read_text()))
+        if isinstance(node, ast.ClassDef)
+        and {ast.unparse(base).split(".")[-1] for base in node.bases} & set(error_classes())
+    ]
+    assert strays == []
 
 
 def test_the_error_tree_is_drawn_as_it_is() -> None:

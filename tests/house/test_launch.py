@@ -111,12 +111,13 @@ def test_it_works_through_a_symbolic_link(checkout, tmp_path) -> None:
     assert (checkout.root / ".venv").is_dir()
 
 
-def test_two_at_once_set_up_once(checkout) -> None:
+def test_two_at_once_set_up_once_and_the_one_that_waits_says_so(checkout) -> None:
     processes = [checkout.start("setup", LAUNCH_SLEEP_S="1") for _ in range(2)]
-    for process in processes:
-        process.communicate(timeout=60)
+    told = [process.communicate(timeout=60)[1] for process in processes]
     assert [process.returncode for process in processes] == [0, 0]
     assert checkout.logged() == ["venv", "pip lock", "pip editable"]
+    waits = f"leafsum: another launch.sh is at work in {checkout.root}; waiting for it\n"
+    assert sorted(text == waits for text in told) == [False, True]
 
 
 def append(path: Path) -> None:
@@ -170,12 +171,23 @@ def test_a_missing_python_is_named(checkout) -> None:
     assert ended.stderr == "leafsum: PYTHON=/nowhere/python is no Python of version 3.11 or newer\n"
 
 
+def bare_path(folder: Path, *tools: str) -> str:
+    """A PATH with these tools alone."""
+    folder.mkdir()
+    for tool in tools:
+        (folder / tool).symlink_to(shutil.which(tool) or tool)
+    return str(folder)
+
+
+def test_a_missing_flock_is_named_with_its_package(checkout, tmp_path) -> None:
+    ended = checkout.run("setup", PATH=bare_path(tmp_path / "tools", "bash", "cat", "dirname", "readlink"))
+    assert (ended.returncode, ended.stderr) == (69, "leafsum: flock is missing here: install util-linux\n")
+    assert checkout.logged() == []
+
+
 def test_no_python_at_all_is_told_with_the_packages(checkout, tmp_path) -> None:
-    tools = tmp_path / "tools"
-    tools.mkdir()
-    for tool in ("bash", "cat", "dirname", "flock", "head", "readlink"):
-        (tools / tool).symlink_to(shutil.which(tool) or tool)
-    ended = checkout.run("setup", PYTHON="", PATH=str(tools))
+    tools = bare_path(tmp_path / "tools", "bash", "cat", "dirname", "flock", "head", "readlink")
+    ended = checkout.run("setup", PYTHON="", PATH=tools)
     assert ended.returncode == 69
     assert "no Python 3.11 or newer on PATH: install python3 (python3.11 or newer), python3-venv" in ended.stderr
 

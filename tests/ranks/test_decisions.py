@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -75,7 +76,7 @@ def decide(folder: Path, table: F32, num_ranks: int, digests: bool) -> tuple[Run
 def vocab_ranges(vocab_size: int, num_ranks: int) -> tuple[tuple[int, int], ...]:
     """docs/numerics.md section 7, written again: 64 leaves of ids, and each rank's share of the leaves."""
     borders = [rank * 64 // num_ranks * vocab_size // 64 for rank in range(num_ranks + 1)]
-    return tuple(zip(borders, borders[1:], strict=False))
+    return tuple(itertools.pairwise(borders))
 
 
 def assert_decided(folder: Path, table: F32, num_ranks: int) -> None:

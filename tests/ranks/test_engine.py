@@ -1,4 +1,4 @@
-"""The engine in this process: plans that do not fit change nothing, and what a plan comes to hangs on the rows alone."""
+"""The engine in this process: a plan that does not fit changes nothing, and what one comes to hangs on its rows."""
 
 from __future__ import annotations
 
@@ -73,7 +73,9 @@ def draw(slot: int, start: int) -> Run:
     return rows(slot, start, (), decides=True)
 
 
-def generate(call: Caller, slot: int, prompt: Sequence[int], borders: Sequence[int], num_tokens: int) -> list[RunResult]:
+def generate(
+    call: Caller, slot: int, prompt: Sequence[int], borders: Sequence[int], num_tokens: int
+) -> list[RunResult]:
     """The prompt in chunks cut at `borders`, then decode steps; one result a run. The slot is open and empty."""
     results = []
     for start, end in itertools.pairwise([0, *borders, len(prompt)]):

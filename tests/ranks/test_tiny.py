@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
+from leafsum.errors import ConfigError
 from leafsum.ranks import tiny
 from leafsum.ranks.checkpoint import Checkpoint
 from leafsum.ranks.sizes import expected_tensors
@@ -87,6 +88,37 @@ def test_a_failed_making_leaves_nothing(tmp_path: Path, monkeypatch: pytest.Monk
 
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(tiny, "write_tiny", fail)
-    with pytest.raises(OSError, match="no space left"):
+    with pytest.raises(ConfigError, match="no space left"):
         tiny.ensure_tiny()
     assert list((tmp_path / "leafsum").iterdir()) == []
+
+
+@pytest.mark.parametrize("place", ["file/cache", "file"])
+def test_a_cache_that_cannot_be_made_names_the_variable(
+    place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_text("no folder")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / place))
+    with pytest.raises(ConfigError, match=r"cannot be written: Not a directory\. Set XDG_CACHE_HOME"):
+        tiny.ensure_tiny()
+
+
+def test_a_user_without_a_home_is_told_of_the_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+    def homeless() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setattr(Path, "home", homeless)
+    with pytest.raises(ConfigError, match="set XDG_CACHE_HOME"):
+        tiny.ensure_tiny()
+
+
+def test_what_killed_makers_left_is_removed_once_it_is_old(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    cache = tiny.ensure_tiny().parent
+    for name, age_s in (("tiny-1-old", 7200), ("tiny-0-old", 7200), ("tiny-1-young", 5), ("other-1-old", 7200)):
+        (cache / name).mkdir()
+        (cache / name / "config.json").write_text("{}")
+        os.utime(cache / name, (time.time() - age_s,) * 2)
+    assert tiny.ensure_tiny() == cache / "tiny-1"
+    assert sorted(entry.name for entry in cache.iterdir()) == ["other-1-old", "tiny-1", "tiny-1-young"]

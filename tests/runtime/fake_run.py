@@ -95,9 +95,7 @@ class FakeRank:
 
     def failure(self, kind: str = "ValueError", step: int = 2, transport: bool = False) -> Failure:
         text, trace = f"rank {self.rank} says why", f"Traceback of rank {self.rank}"
-        return Failure(
-            rank=self.rank, step=step, kind=kind, text=text, traceback_text=trace, transport=transport
-        )
+        return Failure(rank=self.rank, step=step, kind=kind, text=text, traceback_text=trace, transport=transport)
 
 
 def changed(message, **changes):
@@ -172,7 +170,7 @@ class FakeRun:
         """All that the pool hears until the coordinator has ended."""
         self._thread.join(WAIT_S)
         assert not self._thread.is_alive(), "the coordinator goes on"
-        while self.pool.poll(1000 if not self.said or isinstance(self.said[-1], Advance) else 0):
+        while self.pool.poll(LAST_WORD_MS) and not isinstance((self.said or [None])[-1], Fatal):
             self.said.append(decode(self.pool.recv(), FROM_COORDINATOR))
         return self.said
 
@@ -191,4 +189,3 @@ class FakeRun:
 
 
 FIRST_TOKEN = Advance(request_id=0, num_prompt_rows=2, token_ids=(TOKEN_OF_STEP + 1,))
-

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from leafsum.runtime import child as child_module
 from leafsum.runtime.child import Child, describe_exit, end_children
+from processes import wait_until
 
 TESTS = Path(__file__).resolve().parent.parent
 ENV = {**os.environ, "PYTHONPATH": str(TESTS)}
@@ -28,10 +29,13 @@ def children(capfd):
 
     def start(*manners: str) -> list[Child]:
         started.extend(Child(manner, "stand_in", [manner], env=ENV) for manner in manners)
-        heard = ""
-        while heard.count("up") < len(manners):
-            heard += capfd.readouterr().err
-            started[0].wait(0.02)
+        heard = []
+
+        def all_are_up() -> bool:
+            heard.append(capfd.readouterr().err)
+            return "".join(heard).count("up") == len(manners)
+
+        wait_until(all_are_up, "all children are up")
         return started
 
     yield start

@@ -11,7 +11,7 @@ from pathlib import Path
 import fake_pool
 import pytest
 from leafsum.errors import ModelError, RankError, RankLost, RequestFailed
-from leafsum.runtime.cli import run
+from leafsum.runtime.commands.main import run
 from leafsum.runtime.settings import RULES, flag_of
 
 GENERATE = ("--model", "tiny", "--prompt", "Once", "--max-tokens", "4")
@@ -24,7 +24,7 @@ def script(monkeypatch):
 
 def test_help_imports_nothing_heavy():
     code = (
-        "import sys; from leafsum.runtime.cli import run; run(['generate', '--help']); run(['--help']);"
+        "import sys; from leafsum.runtime.commands.main import run; run(['generate', '--help']); run(['--help']);"
         "print([m for m in ('torch', 'numpy', 'rich', 'zmq', 'msgspec', 'tokenizers', 'jinja2', 'huggingface_hub',"
         " 'safetensors') if m in sys.modules], file=sys.stderr)"
     )
@@ -74,6 +74,43 @@ def test_text_alone_for_one_prompt_and_marked_for_several(capfd):
     assert run(["generate", *GENERATE, "--prompt", "x"]) == 0
     lines = capfd.readouterr().out.splitlines()
     assert lines[:3] == ["--- prompt 1 of 2 ---", text, "--- prompt 2 of 2 ---"]
+
+
+def failing(*indices):
+    """Spoils the completions of these prompts: each request failed alone."""
+
+    def spoil(_settings, index, completion):
+        failed = {"finish_reason": "failed", "text": "", "token_ids": (), "error": f"not finite from layer {index} on"}
+        return fake_pool.replace(completion, **failed) if index in indices else completion
+
+    return spoil
+
+
+def test_a_request_that_failed_alone_is_told_and_the_others_are_printed(script, capfd):
+    script.spoil = failing(1)
+    assert run(["generate", *GENERATE, "--prompt", "bad", "--prompt", "good"]) == 1
+    out, err = capfd.readouterr()
+    assert out.splitlines()[::2] == ["--- prompt 1 of 3 ---", "--- prompt 3 of 3 ---"]
+    assert err == "leafsum: 1 of 3 prompts failed: prompt 2: not finite from layer 1 on\n"
+
+
+def test_json_has_an_object_for_every_prompt_also_one_that_failed(script, capfd):
+    script.spoil = failing(0, 2)
+    assert run(["generate", *GENERATE, "--prompt", "good", "--prompt", "bad", "--json"]) == 1
+    out, err = capfd.readouterr()
+    found = [json.loads(line) for line in out.splitlines()]
+    assert [each["finish_reason"] for each in found] == ["failed", "length", "failed"]
+    assert [each.get("error") for each in found] == ["not finite from layer 0 on", None, "not finite from layer 2 on"]
+    assert err.startswith("leafsum: 2 of 3 prompts failed: prompt 1: ")
+    assert err.count("\n") == 1
+
+
+def test_the_demonstration_fails_where_its_prompt_does(script, capfd):
+    script.spoil = failing(0)
+    assert run(["demo"]) == 1
+    out, err = capfd.readouterr()
+    assert (out, err.count("\n")) == ("", 1)
+    assert "prompt 1: not finite" in err
 
 
 def test_without_a_tokenizer_ids_are_printed(script, capfd):
@@ -172,7 +209,7 @@ ENVIRON = {**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent), "PYTHO
 def command(statement, *arguments, prefix=(), **kwargs):
     """A process that runs the command line over the fake pool, after `statement`."""
     code = f"import fake_pool, pytest; fake_pool.install(pytest.MonkeyPatch()); {statement}"
-    code += f"; from leafsum.runtime.cli import main; main({list(arguments)!r})"
+    code += f"; from leafsum.runtime.commands.main import main; main({list(arguments)!r})"
     words = [*prefix, sys.executable, "-c", code]
     return subprocess.run(words, **{"stderr": subprocess.PIPE, "env": ENVIRON, "timeout": 60, **kwargs})
 
@@ -222,7 +259,7 @@ def test_ctrl_c_while_commands_are_imported_is_no_traceback():
         "    def find_spec(self, name, path, target=None):\n"
         "        if name == 'click': raise KeyboardInterrupt\n"
         "sys.meta_path.insert(0, Finder())\n"
-        "from leafsum.runtime.cli import main; main(['doctor'])"
+        "from leafsum.runtime.commands.main import main; main(['doctor'])"
     )
     done = subprocess.run([sys.executable, "-c", code], stderr=subprocess.PIPE, env=ENVIRON, timeout=60)
     assert (done.returncode, done.stderr) == (130, b"leafsum: interrupted\n")
@@ -237,11 +274,28 @@ def test_progress_is_shown_on_a_terminal_only():
     assert done.stdout.count(b"\n") == 1
 
 
+def test_nothing_is_counted_where_no_terminal_shows_it(monkeypatch, capfd, script):
+    asked = []
+    generate = fake_pool.FakePool.generate
+
+    def note(self, prompts, sampling, *, on_progress):
+        asked.append(on_progress)
+        return generate(self, prompts, sampling, on_progress=on_progress)
+
+    monkeypatch.setattr(fake_pool.FakePool, "generate", note)
+    assert run(["generate", *GENERATE]) == 0
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
+    monkeypatch.setenv("TERM", "dumb")
+    assert run(["generate", *GENERATE]) == 0
+    assert [each is None for each in asked] == [True, False]
+    assert (script.opened, capfd.readouterr().out.count("\n")) == (2, 2)
+
+
 def test_a_terminal_gets_no_control_characters(script, capfd, monkeypatch):
     script.spoil = lambda _settings, _index, completion: fake_pool.replace(completion, text="a\x1b[2Jb\x07\n\tc")
     assert run(["generate", *GENERATE]) == 0
     assert capfd.readouterr().out == "a\x1b[2Jb\x07\n\tc\n"
-    monkeypatch.setattr("leafsum.runtime.cli_generate.on_terminal", lambda: True)
+    monkeypatch.setattr("leafsum.runtime.commands.generate.on_terminal", lambda: True)
     assert run(["generate", *GENERATE]) == 0
     assert capfd.readouterr().out == "a\ufffd[2Jb\ufffd\n\tc\n"
 

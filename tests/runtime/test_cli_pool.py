@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from leafsum.runtime.inspect_model import inspect_model
+from leafsum.runtime.commands.needs import inspect_model
 from leafsum.runtime.models import resolve_model
 from leafsum.runtime.settings import Settings
 
@@ -25,9 +25,10 @@ def environ(tmp_path):
 
 
 @contextmanager
-def started(environ, *arguments):
-    """The command as a process, ended in any case."""
-    words = [sys.executable, "-m", "leafsum", *arguments]
+def started(environ, *arguments, code=""):
+    """The command as a process, ended in any case; `code` is run in it first."""
+    start = ("-c", f"{code}; from leafsum.runtime.commands.main import main; main()") if code else ("-m", "leafsum")
+    words = [sys.executable, *start, *arguments]
     with subprocess.Popen(words, env=environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         try:
             yield process
@@ -50,6 +51,11 @@ def wait_for(what, timeout_s=60.0):
         assert time.monotonic() < deadline_s, "waited too long"
         time.sleep(0.02)
     return found
+
+
+def wait_until_ready(process):
+    """Read the log of a command with --log-level info, up to the line that says so."""
+    assert any("2 ranks are ready" in line for line in process.stderr)
 
 
 def processes_of(run_id):
@@ -114,7 +120,7 @@ def test_ctrl_c_leaves_nothing_running(stage, times, environ):
         if stage != "starting":
             wait_for(lambda: f"leafsum: rank 1/2 {run_id}" in " ".join(processes_of(run_id)))
         if stage == "generating":
-            assert "2 ranks are ready" in process.stderr.readline()
+            wait_until_ready(process)
         for _ in range(times):
             process.send_signal(signal.SIGINT)
             time.sleep(0.05)
@@ -125,6 +131,43 @@ def test_ctrl_c_leaves_nothing_running(stage, times, environ):
     assert out == ""
     wait_for(lambda: not processes_of(run_id), timeout_s=10)
     assert not folder.exists()
+
+
+INTERRUPTED_CLOSE = (
+    "import os, signal, leafsum; close = leafsum.WorkerPool.close;"
+    "leafsum.WorkerPool.close = lambda pool: (print(pool.run_id, flush=True), signal.setitimer(0, 0.01), close(pool));"
+    "signal.signal(signal.SIGALRM, lambda number, frame: os.kill(os.getpid(), signal.SIGINT))"
+)
+"""Ten milliseconds into the pool's close, which takes several times as long, Ctrl-C comes."""
+
+
+def test_ctrl_c_while_closing_leaves_nothing_running(environ):
+    arguments = ("generate", *TINY, "--tp", "2", "--prompt", "x", "--max-tokens", "2")
+    with started(environ, *arguments, code=INTERRUPTED_CLOSE) as process:
+        out, err = process.communicate(timeout=60)
+    assert (process.returncode, err.strip()) == (130, "leafsum: interrupted")
+    run_id, *results = out.splitlines()
+    assert results == []
+    wait_for(lambda: not processes_of(run_id), timeout_s=10)
+    assert list(Path(environ["TMPDIR"]).iterdir()) == []
+
+
+def test_ctrl_c_during_a_receipt_leaves_nothing_running_and_no_file(environ, tmp_path):
+    path = tmp_path / "receipt.json"
+    arguments = ("--tp", "2", "--max-tokens", "3000", "--log-level", "info", "--out", str(path))
+    with started(environ, "receipt", *TINY[:2], *arguments) as process:
+        wait_until_ready(process)
+        (folder,) = Path(environ["TMPDIR"]).glob("leafsum-*")
+        run_id = folder.name.removeprefix("leafsum-")
+        assert len(processes_of(run_id)) == 3
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=60)
+    assert (process.returncode, out) == (130, "")
+    assert err.splitlines()[-1] == "leafsum: interrupted"
+    assert "Traceback" not in err
+    wait_for(lambda: not processes_of(run_id), timeout_s=10)
+    assert list(Path(environ["TMPDIR"]).iterdir()) == []
+    assert [entry.name for entry in tmp_path.iterdir()] == ["run"]
 
 
 def test_a_small_receipt_is_equal_and_counts_what_inspect_foretells(environ, tmp_path):

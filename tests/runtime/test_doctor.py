@@ -2,10 +2,11 @@
 
 import json
 import platform
+import tempfile
 
 import pytest
-from leafsum.runtime import doctor
-from leafsum.runtime.cli import run
+from leafsum.runtime.commands import checks
+from leafsum.runtime.commands.main import run
 
 
 def by_name(checks):
@@ -13,8 +14,8 @@ def by_name(checks):
 
 
 def test_this_machine_has_every_check_and_advice_where_something_is_wrong():
-    checks = by_name(doctor.examine({}))
-    assert set(checks) == {
+    found = by_name(checks.examine({}))
+    assert set(found) == {
         "python",
         "packages",
         "extension",
@@ -27,18 +28,18 @@ def test_this_machine_has_every_check_and_advice_where_something_is_wrong():
         "variables",
         "gpus",
     }
-    assert all(check.advice for check in checks.values() if check.status != "ok")
-    assert "torch" in checks["packages"].found
+    assert all(check.advice for check in found.values() if check.status != "ok")
+    assert "torch" in found["packages"].found
 
 
 def test_old_kernels_fail(monkeypatch):
     for release, status in [("5.3.18-generic", "fail"), ("5.4.0", "ok"), ("4.20.1", "fail"), ("10.0", "ok")]:
         monkeypatch.setattr(platform, "release", lambda release=release: release)
-        assert by_name(doctor.examine({}))["kernel"].status == status
+        assert by_name(checks.examine({}))["kernel"].status == status
 
 
 def test_an_unknown_variable_fails_with_the_nearest_name():
-    check = by_name(doctor.examine({"LEAFSUM_KV_TOKEN": "1"}))["variables"]
+    check = by_name(checks.examine({"LEAFSUM_KV_TOKEN": "1"}))["variables"]
     assert check.status == "fail"
     assert "did you mean LEAFSUM_KV_TOKENS?" in check.found
 
@@ -46,22 +47,23 @@ def test_an_unknown_variable_fails_with_the_nearest_name():
 def test_a_long_temporary_folder_fails(monkeypatch, tmp_path):
     folder = tmp_path / ("x" * 100)
     folder.mkdir()
-    monkeypatch.setattr(doctor.tempfile, "gettempdir", lambda: str(folder))
-    check = by_name(doctor.examine({}))["run folder"]
+    monkeypatch.setattr(tempfile, "gettempdir", lambda: str(folder))
+    check = by_name(checks.examine({}))["run folder"]
     assert (check.status, check.advice) == ("fail", "set TMPDIR to a shorter folder")
+    assert list(folder.iterdir()) == []
 
 
 def test_a_check_that_breaks_is_a_failed_check(monkeypatch):
-    monkeypatch.setattr(doctor, "cpu_name", lambda: 1 // 0)
-    check = by_name(doctor.examine({}))["processor"]
+    monkeypatch.setattr(checks, "cpu_name", lambda: 1 // 0)
+    check = by_name(checks.examine({}))["processor"]
     assert check.status == "fail"
     assert "ZeroDivisionError" in check.found
 
 
 @pytest.mark.parametrize(("status", "exit_code"), [("ok", 0), ("warn", 0), ("fail", 1)])
 def test_exit_code_is_1_where_a_check_fails(status, exit_code, monkeypatch, capfd):
-    checks = [doctor.Check("python", "ok", "3"), doctor.Check("kernel", status, "1.0", "newer")]
-    monkeypatch.setattr(doctor, "examine", lambda: checks)
+    made = [checks.Check("python", "ok", "3"), checks.Check("kernel", status, "1.0", "newer")]
+    monkeypatch.setattr(checks, "examine", lambda: made)
     assert run(["doctor", "--json"]) == exit_code
     found = json.loads(capfd.readouterr().out)
     assert found["ok"] is (exit_code == 0)

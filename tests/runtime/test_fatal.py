@@ -9,9 +9,7 @@ from leafsum.ranks.messages import decode, encode
 from leafsum.runtime.fatal import error_of, fatal_of
 from leafsum.runtime.messages import FROM_COORDINATOR, Fatal
 
-CLASSES = [
-    kind for _, kind in inspect.getmembers(errors, inspect.isclass) if kind.__module__ == errors.__name__
-]
+CLASSES = [kind for _, kind in inspect.getmembers(errors, inspect.isclass) if kind.__module__ == errors.__name__]
 TEXT = "expected 3 ranks — found 2, at step 7"
 
 
@@ -50,6 +48,12 @@ def test_a_kind_that_is_no_class_of_the_tree_is_still_an_error(kind):
     assert str(error) == TEXT
 
 
-def test_the_traceback_of_an_unexpected_error_comes_along_as_a_note():
-    error = error_of(Fatal(kind="LeafsumError", text=TEXT, traceback_text="Traceback: line 3"))
-    assert error.__notes__ == ["Traceback: line 3"]
+def test_a_defect_of_the_coordinator_arrives_with_its_traceback():
+    try:
+        1 / 0  # noqa: B018
+    except ZeroDivisionError as defect:
+        message = decode(encode(fatal_of(defect)), FROM_COORDINATOR)
+    error = error_of(message)
+    assert type(error) is LeafsumError
+    assert "the coordinator failed: ZeroDivisionError: division by zero" in str(error)
+    assert "test_fatal.py" in error.__notes__[0]

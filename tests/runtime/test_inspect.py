@@ -8,9 +8,9 @@ import pytest
 from leafsum.errors import ConfigError, ModelError
 from leafsum.ranks.checkpoint import Checkpoint
 from leafsum.ranks.tiny import ensure_tiny
-from leafsum.runtime.cli import run
-from leafsum.runtime.cli_inspect import size
-from leafsum.runtime.inspect_model import inspect_model
+from leafsum.runtime.commands.inspect import size
+from leafsum.runtime.commands.main import run
+from leafsum.runtime.commands.needs import inspect_model
 from leafsum.runtime.settings import Settings
 
 FP32_BYTES = 4

@@ -1,12 +1,15 @@
 """What --model may say."""
 
+import re
+import subprocess
 import sys
+import tempfile
 import types
 from pathlib import Path
 
 import pytest
 from leafsum.errors import ModelError
-from leafsum.runtime.models import HUB_FILES, resolve_model
+from leafsum.runtime.models import HUB_FILES, model_name, resolve_model
 
 
 @pytest.fixture
@@ -56,8 +59,47 @@ def test_a_hub_id_is_fetched_without_pickles(tmp_path, hub):
             r"there is no folder owner/gone .* fetching the hub id owner/gone failed: 404: no such repository$",
         ),
         (__file__, "expected a folder, found the file"),
+        (
+            "~nosuchuser/x",
+            "cannot look for the folder ~nosuchuser/x: Could not determine home .*; expected a folder",
+        ),
+        ("x" * 300, "cannot look for the folder xxx.*: File name too long; expected a folder with config.json"),
+        (f"{__file__}/x", "there is no folder"),
     ],
 )
 def test_what_is_not_there_is_named(text, expected):
     with pytest.raises(ModelError, match=expected):
         resolve_model(text)
+
+
+LOOK = """
+import os, sys, leafsum.runtime.models as models
+if os.getuid() == 0: os.setresuid(65534, 65534, 65534)  # to root every folder is open
+try: models.resolve_model(sys.argv[1])
+except models.ModelError as error: print(error)
+"""
+
+
+@pytest.mark.parametrize("locked", ["a/model", "a"])
+def test_a_folder_that_may_not_be_entered_is_named(locked):
+    with tempfile.TemporaryDirectory() as base:
+        model_dir = Path(base, "a", "model")
+        model_dir.mkdir(parents=True)
+        Path(base).chmod(0o755)
+        Path(base, locked).chmod(0)
+        done = subprocess.run(
+            [sys.executable, "-c", LOOK, str(model_dir)], capture_output=True, text=True, check=True, cwd="/"
+        )
+        Path(base, locked).chmod(0o700)
+    assert re.match("model: cannot look for the folder .*/model: Permission denied; expected a folder", done.stdout)
+
+
+def test_a_receipt_calls_a_folder_by_its_name_alone(tmp_path, monkeypatch, hub):
+    (tmp_path / "a" / "b").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path / "a")
+    for text in ("../a/b", "b", str(tmp_path / "a" / "b"), "./b/", "../a/../a/b"):
+        assert model_name(text, resolve_model(text)) == "b"
+    assert model_name("..", resolve_model("..")) == tmp_path.name
+    assert model_name("owner/name", resolve_model("owner/name")) == "owner/name"
+    assert model_name("tiny", tmp_path / "tiny-1") == "tiny"
+    assert [hub_id for hub_id, _ in hub] == ["owner/name"]

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 from leafsum.errors import PromptError
-from leafsum.runtime.prompts import gather_prompts, parse_ids
+from leafsum.runtime.commands.prompts import gather_prompts, parse_ids
 
 
 def texts_of(prompts):
@@ -32,6 +32,12 @@ def test_lines_end_at_newlines_only(tmp_path):
 def test_standard_input_is_a_file(monkeypatch):
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO("von stdin: ß".encode())))
     assert texts_of(gather_prompts([], ["-"], [])) == ["von stdin: ß"]
+
+
+def test_a_closed_standard_input_is_told(monkeypatch):
+    monkeypatch.setattr(sys, "stdin", None)
+    with pytest.raises(PromptError, match="standard input: expected a prompt, but it was closed"):
+        gather_prompts([], ["-"], [])
 
 
 def test_broken_utf8_names_file_and_byte_offset(tmp_path):

@@ -7,12 +7,13 @@ from dataclasses import replace
 
 import fake_pool
 import pytest
-from leafsum.runtime import receipt_facts
-from leafsum.runtime.cli import run
-from leafsum.runtime.receipt import first_difference
-from leafsum.runtime.receipt_arms import Arm
-from leafsum.runtime.receipt_prompts import BUILT_IN_PROMPTS
-from leafsum.runtime.receipt_witness import ArmWitness, RankCounts, missing_witnesses
+from leafsum.runtime.commands.main import run
+from leafsum.runtime.receipts import facts, hashes
+from leafsum.runtime.receipts.arms import Arm
+from leafsum.runtime.receipts.prompts import BUILT_IN_PROMPTS
+from leafsum.runtime.receipts.verdict import first_difference
+from leafsum.runtime.receipts.witness import missing_witnesses
+from leafsum.runtime.witness import RankWitness, Witness
 
 ARMS = ("--tp", "1,2", "--exchange", "slots,nodes", "--placement", "contiguous,strided", "--max-tokens", "6")
 
@@ -22,7 +23,7 @@ def script(monkeypatch, tmp_path):
     (tmp_path / "config.json").write_text("{}")
     monkeypatch.setattr("leafsum.runtime.models.resolve_model", lambda _text: tmp_path)
     # the hardware's facts come from leafsum._C, which these tests do not need
-    monkeypatch.setattr(receipt_facts, "_instruction_set", lambda: "plain")
+    monkeypatch.setattr(facts, "_instruction_set", lambda: "plain")
     return fake_pool.install(monkeypatch)
 
 
@@ -39,6 +40,7 @@ def test_equal_arms_make_a_whole_receipt(capfd):
     assert (exit_code, err, found["equal"]) == (0, "", True)
     assert {"format", "numerics", "settings_digest", "code", "packages", "machine", "model", "not_run"} <= set(found)
     assert found["numerics"] == 1
+    assert found["model"]["name"] == "tiny"
     assert list(found["model"]["files"]) == ["config.json"]
     assert [prompt["text"] for prompt in found["prompts"]] == list(BUILT_IN_PROMPTS)
     assert len(found["arms"]) == 4 + (4 + 4 - 1)
@@ -91,7 +93,7 @@ def test_a_rank_that_exchanged_nothing_fails_an_equal_receipt(script, capfd):
     script.silent_rank = 1
     exit_code, found, err = receipt(capfd)
     assert (exit_code, found["equal"], found["differences"]) == (1, False, [])
-    assert "all hashes are equal, but the counts do not prove it: tp 2 slots contiguous" in err
+    assert "all hashes are equal, but the counts do not prove it: arm [tp 2 slots contiguous" in err
     assert "rank 1: expected exchanges and bytes both ways, found 0 exchanges" in err
 
 
@@ -99,7 +101,25 @@ def test_requests_that_never_ran_together_fail_a_receipt(script, capfd):
     script.live_limit = 1
     exit_code, _, err = receipt(capfd)
     assert exit_code == 1
-    assert "concurrency 4: expected 4 requests at once, found 1" in err
+    assert "concurrency 4], expected 4 requests at once, found 1" in err
+
+
+def test_a_failed_request_fails_a_receipt_with_its_text(script, capfd):
+    def spoil(settings, index, completion):
+        failed = {"finish_reason": "failed", "text": "", "token_ids": (), "logits_sha256": None, "error": "not finite"}
+        return fake_pool.replace(completion, **failed) if (settings.tp, index) == (2, 3) else completion
+
+    script.spoil = spoil
+    exit_code, found, err = receipt(capfd)
+    assert (exit_code, found["equal"], found["differences"], found["missing_witnesses"]) == (1, False, [], [])
+    assert re.search(r"arm \[tp 2 [^]]*\], prompt 4 failed: not finite \(7 requests of all arms failed\)", err)
+    assert len(found["failed"]) == 7
+    for arm in found["arms"]:
+        failed = arm["settings"]["tp"] == 2
+        assert arm["equal"] is not failed
+        assert [prompt.get("error") == "not finite" for prompt in arm["prompts"]].count(True) == failed
+    assert run(["receipt", *ARMS]) == 1
+    assert all("FAILED" in line for line in capfd.readouterr().out.splitlines() if line.startswith("tp 2"))
 
 
 def test_missing_digests_fail_a_receipt(script, capfd):
@@ -132,7 +152,7 @@ def test_the_table_marks_the_arm_that_differs(script, capfd):
     assert not any("DIFFERS" in line for line in lines if line.startswith("tp 1"))
 
 
-WITNESS = ArmWitness(9, 64, 4, (RankCounts(0, 100, 1, 1, 1), RankCounts(1, 101, 1, 1, 1)))
+WITNESS = Witness(9, 64, 4, (RankWitness(0, 100, 1, 1, 1, {}), RankWitness(1, 101, 1, 1, 1, {})))
 ARM = Arm(tp=2, exchange="slots", placement="strided", threads=1, prefill_chunk=64, concurrency=4)
 
 
@@ -153,10 +173,10 @@ ARM = Arm(tp=2, exchange="slots", placement="strided", threads=1, prefill_chunk=
         ),
         ({"concurrency": 2}, {}, "expected 2 requests at once, found 4"),
         ({"tp": 3}, {}, r"expected 3 rank processes, found 2 with pids \[100, 101\]"),
-        ({}, {"ranks": (RankCounts(0, 7, 1, 1, 1), RankCounts(1, 7, 1, 1, 1))}, "expected 2 rank processes"),
+        ({}, {"ranks": (RankWitness(0, 7, 1, 1, 1, {}), RankWitness(1, 7, 1, 1, 1, {}))}, "expected 2 rank processes"),
         (
             {},
-            {"ranks": (RankCounts(0, 7, 1, 0, 1), RankCounts(1, 8, 1, 1, 1))},
+            {"ranks": (RankWitness(0, 7, 1, 0, 1, {}), RankWitness(1, 8, 1, 1, 1, {}))},
             "rank 0: .* found 1 exchanges, 0 bytes",
         ),
     ],
@@ -199,24 +219,24 @@ def test_file_hashes_are_cached_by_path_size_and_time(tmp_path, monkeypatch):
     weights = model_dir / "model.safetensors"
     weights.write_bytes(b"abc")
     (model_dir / "notes.md").write_text("not part of the model")
-    first = receipt_facts.model_files(model_dir, cache_dir)
+    first = hashes.model_files(model_dir, cache_dir)
     assert first == {"model.safetensors": "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"}
     reads = []
-    whole = receipt_facts.file_sha256
-    monkeypatch.setattr(receipt_facts, "file_sha256", lambda path: reads.append(path) or whole(path))
-    assert receipt_facts.model_files(model_dir, cache_dir) == first
+    whole = hashes.file_sha256
+    monkeypatch.setattr(hashes, "file_sha256", lambda path: reads.append(path) or whole(path))
+    assert hashes.model_files(model_dir, cache_dir) == first
     assert reads == []
     os.utime(weights, ns=(0, 1))
-    assert receipt_facts.model_files(model_dir, cache_dir) == first
+    assert hashes.model_files(model_dir, cache_dir) == first
     weights.write_bytes(b"abd")
-    assert receipt_facts.model_files(model_dir, cache_dir) != first
+    assert hashes.model_files(model_dir, cache_dir) != first
     assert len(reads) == 2
     (cache_dir / "sha256.json").write_text("broken")
-    receipt_facts.model_files(model_dir, cache_dir)
+    hashes.model_files(model_dir, cache_dir)
     assert len(reads) == 3
 
 
 def test_commit_is_unknown_outside_the_packages_own_checkout(monkeypatch, tmp_path):
-    assert receipt_facts.code_facts()["version"] == "0.1.0"
-    monkeypatch.setattr(receipt_facts, "_git", lambda _root, *_arguments: str(tmp_path))
-    assert receipt_facts.code_facts()["commit"] == "unknown"
+    assert facts.code_facts()["version"] == "0.1.0"
+    monkeypatch.setattr(facts, "_git", lambda _root, *_arguments: str(tmp_path))
+    assert facts.code_facts()["commit"] == "unknown"

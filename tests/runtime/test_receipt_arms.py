@@ -2,7 +2,7 @@
 
 import pytest
 from leafsum.errors import ConfigError
-from leafsum.runtime.receipt_arms import ARM_FIELDS, Axes, gangs_of
+from leafsum.runtime.receipts.arms import ARM_FIELDS, Axes, gangs_of
 from leafsum.runtime.settings import Settings
 
 TEXTS = {

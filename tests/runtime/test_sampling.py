@@ -1,5 +1,6 @@
 """Sampling parameters refuse what cannot be served; completions say what the contract names."""
 
+import dataclasses
 import hashlib
 
 import pytest
@@ -33,6 +34,12 @@ def test_ignore_eos_is_a_bool():
 def test_token_hash_is_over_little_endian_uint32():
     assert token_sha256((1, 258)) == hashlib.sha256(bytes([1, 0, 0, 0, 2, 1, 0, 0])).hexdigest()
     assert token_sha256(()) == hashlib.sha256(b"").hexdigest()
+
+
+def test_only_a_failed_completion_has_an_error():
+    found = dataclasses.replace(COMPLETION, finish_reason="failed", text="", token_ids=(), error="not finite").to_dict()
+    assert (found["finish_reason"], found["text"], found["error"]) == ("failed", "", "not finite")
+    assert "error" not in COMPLETION.to_dict()
 
 
 def test_completion_has_the_fields_that_json_promises():

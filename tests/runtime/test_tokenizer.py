@@ -44,7 +44,6 @@ def test_text_both_ways_as_a_whole(folder):
     assert tokenizer.encode("größer", add_special_tokens=False) == ids[1:]
     # ids by id, each half of a two-byte character would be a replacement character
     assert tokenizer.decode([*ids, 257]) == "größer"
-    assert tokenizer.num_tokens == 258
 
 
 def test_limits_for_training_do_not_act(folder):
@@ -82,6 +81,30 @@ def test_a_template_that_refuses_or_breaks_is_a_prompt_error(folder):
         opened(folder).chat([])
 
 
+@pytest.mark.parametrize(
+    ("template", "text"),
+    [
+        ("{{ 1 // 0 }}", "integer division or modulo by zero"),
+        ("{{ messages[0].content + 1 }}", "can only concatenate str"),
+        ("{{ none() }}", "object is not callable"),
+        ("{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}", "maximum recursion depth exceeded"),
+    ],
+)
+def test_whatever_a_template_raises_is_a_prompt_error(template, text, folder):
+    (folder / "chat_template.jinja").write_text(template)
+    with pytest.raises(PromptError, match=f"chat: the model folder's chat template failed: .*{text}"):
+        opened(folder).chat([{"role": "user", "content": "x"}])
+
+
+def test_a_text_without_ids_is_a_prompt_error(folder):
+    with pytest.raises(PromptError, match="tokenizer has no ids for the text"):
+        opened(folder).encode("a\udcff")
+    word_level = tokenizers.Tokenizer(tokenizers.models.WordLevel({"a": 0}, unk_token="?"))
+    word_level.save(str(folder / "tokenizer.json"))
+    with pytest.raises(PromptError, match="tokenizer has no ids for the text: WordLevel"):
+        opened(folder).encode("b")
+
+
 def test_a_template_cannot_leave_its_sandbox(folder):
     (folder / "chat_template.jinja").write_text("{{ messages.__class__.__mro__ }}{{ messages.append(1) }}")
     with pytest.raises(PromptError, match="chat template failed"):
@@ -96,10 +119,14 @@ def test_no_template_is_a_prompt_error(folder):
 
 def test_damaged_files_are_named(folder):
     (folder / "tokenizer_config.json").write_text("[1]")
-    with pytest.raises(ModelError, match=r"tokenizer_config\.json: expected a JSON object, found list"):
+    with pytest.raises(ModelError, match=r"expected a JSON object in .*tokenizer_config\.json, got list"):
         Tokenizer.open(folder)
     (folder / "tokenizer_config.json").write_text("{")
-    with pytest.raises(ModelError, match=r"tokenizer_config\.json: expected JSON"):
+    with pytest.raises(ModelError, match=r"expected JSON in .*tokenizer_config\.json"):
+        Tokenizer.open(folder)
+    (folder / "tokenizer_config.json").write_text("{}")
+    (folder / "chat_template.jinja").write_bytes(b"\xff")
+    with pytest.raises(ModelError, match=r"chat_template\.jinja: expected a chat template in UTF-8: .* 0xff"):
         Tokenizer.open(folder)
     (folder / "tokenizer.json").write_text("{}")
     with pytest.raises(ModelError, match=r"tokenizer\.json: expected a tokenizer"):

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import threading
 import time
 
 from leafsum.runtime.pool import WorkerPool
@@ -23,22 +24,35 @@ def test_an_idle_pool_uses_under_half_a_percent_of_a_core_in_each_process():
 
 
 def test_a_rank_that_waits_for_a_late_peer_uses_under_one_percent_of_a_core():
+    """While no token comes and the request is not done, a step is under way that one rank holds up for the other."""
+    sampling = SamplingParams(max_tokens=40, ignore_eos=True)
     with WorkerPool(model="tiny", tp=2, threads=1, kv_tokens=1024) as pool:
         waiting, late = (rank.pid for rank in pool.witness().ranks)
-        used: list[float] = []
+        tokens = [0]
+        tokens_told: list[int] = []
+        used_s: list[float] = []
+
+        def measure() -> None:
+            time.sleep(0.5)  # what was under way has come, and the other rank is in its next exchange
+            pids = (waiting, pool.coordinator_pid)
+            tokens_told.append(tokens[-1])
+            before = [cpu_ns(pid) for pid in pids]
+            time.sleep(LATE_S)
+            used_s.extend((cpu_ns(pid) - then) / 1e9 for pid, then in zip(pids, before, strict=True))
+            tokens_told.append(tokens[-1])
+            os.kill(late, signal.SIGCONT)
+
+        measuring = threading.Thread(target=measure)
 
         def hold_up_once(progress):
+            tokens.append(progress.output_tokens)
             if progress.output_tokens == 5:
                 os.kill(late, signal.SIGSTOP)
-                time.sleep(0.3)  # the other rank runs into its next exchange
-                before, coordinator_before = cpu_ns(waiting), cpu_ns(pool.coordinator_pid)
-                time.sleep(LATE_S)
-                used.append((cpu_ns(waiting) - before) / 1e9)
-                used.append((cpu_ns(pool.coordinator_pid) - coordinator_before) / 1e9)
-                os.kill(late, signal.SIGCONT)
+                measuring.start()
 
-        (held_up,) = pool.generate(["x"], SamplingParams(max_tokens=20, ignore_eos=True), on_progress=hold_up_once)
-        assert len(used) == 2
-        assert all(seconds < 0.01 * LATE_S for seconds in used), used
-        (undisturbed,) = pool.generate(["x"], SamplingParams(max_tokens=20, ignore_eos=True))
+        (held_up,) = pool.generate(["x"], sampling, on_progress=hold_up_once)
+        measuring.join()
+        assert tokens_told[0] == tokens_told[1] < 40, "a step ended, or the request: nobody waited"
+        assert all(seconds < 0.01 * LATE_S for seconds in used_s), used_s
+        (undisturbed,) = pool.generate(["x"], sampling)
         assert held_up == undisturbed
