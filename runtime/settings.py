@@ -70,11 +70,11 @@ class Settings:
     max_context: int = _setting(
         0,
         "Most tokens of prompt and output together; 0 = the model's, cut to --kv-tokens.",
-        at_most=1 << 30,
+        at_most=1 << 29,
         metavar="N",
     )
     kv_tokens: int = _setting(
-        32768, "Tokens that the KV pages of a rank hold.", at_least=1, at_most=1 << 30, metavar="N"
+        32768, "Tokens that the KV pages of a rank hold.", at_least=1, at_most=1 << 28, metavar="N"
     )
     page_size: int = _setting(64, "Tokens in one KV page.", at_least=1, at_most=4096, metavar="N")
     threads: int = _setting(0, "Compute threads of a rank; 0 = cores / tp, at least 1.", at_most=1024, metavar="N")

@@ -1,5 +1,7 @@
 #include "threads.hpp"
 
+#include <pthread.h>
+
 #include <algorithm>
 #include <atomic>
 #include <condition_variable>
@@ -100,9 +102,22 @@ class ThreadPool {
 };
 
 // Never destroyed: at exit the sleeping workers end with the process, and no destructor waits for them.
+ThreadPool* current_pool = nullptr;
+
+// A forked copy of the process has none of the workers, and locks in any state: it begins anew.
+void renew_pool_after_fork() {
+  const int num_threads = current_pool->num_threads();
+  current_pool = new ThreadPool;
+  current_pool->resize(num_threads);
+}
+
 ThreadPool& pool() {
-  static ThreadPool* const instance = new ThreadPool;
-  return *instance;
+  static const int registered = [] {
+    current_pool = new ThreadPool;
+    return pthread_atfork(nullptr, nullptr, renew_pool_after_fork);
+  }();
+  static_cast<void>(registered);
+  return *current_pool;
 }
 
 }  // namespace

@@ -1,9 +1,11 @@
 """One call of every kernel on values that tell orders apart: each case returns the bytes of its results."""
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 from leafsum import _C
+from numpy.typing import NDArray
 
 DTYPES = ("float32", "bfloat16", "float16")
 
@@ -80,7 +82,7 @@ def rounding(dtype: str) -> bytes:
 
 def rows() -> bytes:
     x = values(50, 19, 130)
-    results = [_C.rms_norm(x, values(51, 130), 1e-6, flag) for flag in (False, True)]
+    results: list[NDArray[Any]] = [_C.rms_norm(x, values(51, 130), 1e-6, flag) for flag in (False, True)]
     positions = np.arange(19, dtype=np.int32) * 5003
     frequencies = (10000.0 ** (-np.arange(24) / 24)).astype(np.float32)
     results.append(_C.rotary(values(52, 19, 3, 60), positions, frequencies, 1.25))

@@ -10,7 +10,7 @@ from machines import machines
 from oracle.inputs import KINDS, numbers
 from oracle.rotary import frequencies, rotary
 
-POSITIONS = np.array([0, 1, 2, 63, 4095, 40959, 1_000_003], dtype=np.int32)
+POSITIONS = np.array([0, 1, 2, 63, 4095, 40959, 1_000_003, 2**24 + 1, 2**29 - 1], dtype=np.int32)
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -1,5 +1,8 @@
 """Kernel threads: same bits for any number, several callers at once, asleep when idle, subnormals kept in each."""
 
+import subprocess
+import sys
+import textwrap
 import threading
 import time
 from collections.abc import Iterator
@@ -54,13 +57,40 @@ def test_idle_threads_use_no_cpu() -> None:
 
 def test_kernels_release_the_interpreter() -> None:
     _C.set_instruction_set("plain")
-    x, weight = values(1, 48, 2048), packed(2, 1024, 2048, "bfloat16")
-    worker = threading.Thread(target=_C.linear, args=(x, weight, "bfloat16", 1024, 0, None))
+    x, weight = values(1, 48, 2048), packed(2, 4096, 2048, "bfloat16")
+    span_s: list[float] = []
+
+    def compute() -> None:
+        span_s.append(time.monotonic())
+        _C.linear(x, weight, "bfloat16", 4096, 0, None)
+        span_s.append(time.monotonic())
+
+    worker = threading.Thread(target=compute)
     worker.start()
-    time.sleep(0.01)  # Comes back only after the kernel if that held the interpreter.
-    still_running = worker.is_alive()
-    worker.join()
-    assert still_running
+    ticks_s = []
+    while worker.is_alive():
+        ticks_s.append(time.monotonic())
+        time.sleep(0.001)
+    begin_s, end_s = span_s
+    middle_s = (begin_s + (end_s - begin_s) / 4, end_s - (end_s - begin_s) / 4)
+    assert any(middle_s[0] < tick_s < middle_s[1] for tick_s in ticks_s), "nobody else ran in the middle of the kernel"
+
+
+def test_a_forked_process_computes_with_threads_of_its_own() -> None:
+    program = """
+        import os
+        import numpy as np
+        from leafsum import _C
+
+        x = np.linspace(-5, 5, 300_000, dtype=np.float32)
+        _C.set_num_threads(3)
+        expected = _C.exp(x)
+        pid = os.fork()
+        if pid == 0:
+            os._exit(0 if _C.exp(x).tobytes() == expected.tobytes() and _C.num_threads() == 3 else 1)
+        raise SystemExit(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+    """
+    subprocess.run([sys.executable, "-c", textwrap.dedent(program)], check=True, timeout=60)
 
 
 def test_flushed_subnormals_are_seen_in_caller_and_threads() -> None:

@@ -29,7 +29,8 @@ def _fraction(value: object) -> Fraction:
 def rotary(x: F32, positions: I32, frequency: F32, attention_factor: float = 1.0) -> F32:
     """x [M, heads, D], positions [M], frequency [R/2]; x_i of the first R turns with x_(i + R/2), the rest stays."""
     num_pairs = frequency.shape[0]
-    angle = mul(positions.astype(np.float32)[:, None], frequency[None, :])
+    # Exact in double below position 2^29: 29 bits times 24; then the one rounding.
+    angle = (positions.astype(np.float64)[:, None] * frequency.astype(np.float64)[None, :]).astype(np.float32)
     cosine = mul(cos(angle), attention_factor)[:, None, :]
     sine = mul(sin(angle), attention_factor)[:, None, :]
     first, second = x[..., :num_pairs], x[..., num_pairs : 2 * num_pairs]

@@ -19,6 +19,7 @@ from leafsum.ranks.messages import (
     Plan,
     Ready,
     RunResult,
+    Setup,
     StepResult,
     ToRank,
     Traffic,
@@ -28,7 +29,7 @@ from leafsum.ranks.messages import (
 from leafsum.runtime import gang as gang_module
 from leafsum.runtime.child import Child
 from leafsum.runtime.coordinator import Coordinator
-from leafsum.runtime.messages import FROM_COORDINATOR, Advance, FromCoordinator, Order, Started, Submit
+from leafsum.runtime.messages import FROM_COORDINATOR, Advance, Fatal, FromCoordinator, Order, Started, Submit
 from leafsum.runtime.run_folder import RunFolder
 from leafsum.runtime.settings import Settings
 from setups import MODEL_DIGEST, RUN_ID, make_start
@@ -36,6 +37,9 @@ from setups import MODEL_DIGEST, RUN_ID, make_start
 TESTS = Path(__file__).resolve().parent.parent
 NUM_RANKS = 3
 WAIT_S = 60.0
+LAST_WORD_MS = 1000
+"""How long after a coordinator's end a word of it may still be on its way, where its last was no Fatal."""
+
 TOKEN_OF_STEP = 40
 """Fake ranks draw token 40 + step."""
 
@@ -143,6 +147,7 @@ class FakeRun:
             rank.say(rank.hello())
         for rank in self.ranks:
             setup = rank.hear()
+            assert isinstance(setup, Setup)
             assert setup.rank == rank.rank
             rank.say(rank.ready())
         assert self.hear() == Started()
@@ -170,7 +175,7 @@ class FakeRun:
         """All that the pool hears until the coordinator has ended."""
         self._thread.join(WAIT_S)
         assert not self._thread.is_alive(), "the coordinator goes on"
-        while self.pool.poll(LAST_WORD_MS) and not isinstance((self.said or [None])[-1], Fatal):
+        while not any(isinstance(message, Fatal) for message in self.said) and self.pool.poll(LAST_WORD_MS):
             self.said.append(decode(self.pool.recv(), FROM_COORDINATOR))
         return self.said
 
