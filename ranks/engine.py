@@ -2,33 +2,22 @@
 
 from __future__ import annotations
 
-import hashlib
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 
 from ..collectives.transport import Transport
-from ..errors import ProtocolError
 from . import ops
 from .kv import KVPages
-from .messages import Admit, Plan, Run, RunResult, Setup, StepResult, Traffic
+from .messages import Plan, Run, RunResult, Setup, StepResult, Traffic
 from .models import CausalModel
 from .numerics import HASH_MODULUS
+from .plan_rules import PlanRules, Slot
 from .rows import StepRows
 
 NO_ROW_ID = 2**31 - 1
 """The id that a rank without vocabulary rows offers: above every real one."""
-
-
-@dataclass(slots=True)
-class Slot:
-    """The state of one open slot. `length` counts the positions whose keys and values are stored."""
-
-    num_positions: int
-    length: int = 0
-    last_token_id: int = -1
-    logits_sha256: hashlib._Hash = field(default_factory=hashlib.sha256)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +36,7 @@ class Engine:
         self.model = model
         self.transport = transport
         self.setup = setup
+        self.rules = PlanRules(setup, model.spec.vocab_size)
         self.step = 0
         self.slots: dict[int, Slot] = {}
         self.page_table = torch.zeros((setup.num_slots, setup.max_pages_per_slot), dtype=torch.int32)
@@ -60,28 +50,16 @@ class Engine:
         )
 
     def execute(self, plan: Plan) -> StepResult:
-        """Compute one plan. Raises ProtocolError for a plan that does not fit the slots' state."""
-        if plan.step != self.step + 1:
-            raise ProtocolError(f"expected step {self.step + 1}, got a plan for step {plan.step}")
+        """Compute one plan. Raises ProtocolError, before any of it is done, for a plan that does not fit the slots."""
+        self.rules.check(plan, self.step, self.slots)
         self.step = plan.step
         for slot_id in plan.releases:
-            self._slot(slot_id)
             del self.slots[slot_id]
         for admit in plan.admits:
-            self._admit(admit)
+            self.page_table[admit.slot, : len(admit.page_ids)] = torch.tensor(admit.page_ids, dtype=torch.int32)
+            self.slots[admit.slot] = Slot(admit.page_ids)
         runs = self._compute(plan.runs) if plan.runs else ()
         return StepResult(rank=self.setup.rank, step=plan.step, runs=runs, traffic=self._traffic())
-
-    def _admit(self, admit: Admit) -> None:
-        if admit.slot in self.slots or admit.slot >= self.setup.num_slots:
-            raise ProtocolError(f"slot {admit.slot} is not free to admit; open: {sorted(self.slots)}")
-        if (
-            len(admit.page_ids) > self.setup.max_pages_per_slot
-            or max(admit.page_ids, default=0) >= self.setup.num_pages
-        ):
-            raise ProtocolError(f"slot {admit.slot}: page ids {admit.page_ids} exceed {self.setup.num_pages} pages")
-        self.page_table[admit.slot, : len(admit.page_ids)] = torch.tensor(admit.page_ids, dtype=torch.int32)
-        self.slots[admit.slot] = Slot(num_positions=len(admit.page_ids) * self.setup.page_size)
 
     def _compute(self, runs: tuple[Run, ...]) -> tuple[RunResult, ...]:
         rows = self._rows(runs)
@@ -104,21 +82,9 @@ class Engine:
         positions: list[int] = []
         slot_ids: list[int] = []
         for run in runs:
-            slot = self._slot(run.slot)
-            run_tokens = run.token_ids or (slot.last_token_id,)
-            end = run.start + len(run_tokens)
-            if min(run_tokens) < 0 or max(run_tokens) >= self.model.spec.vocab_size:
-                raise ProtocolError(
-                    f"slot {run.slot}: expected token ids of 0 to {self.model.spec.vocab_size - 1}, "
-                    f"got {min(run_tokens)} to {max(run_tokens)}"
-                )
-            if run.start != slot.length or end > slot.num_positions:
-                raise ProtocolError(
-                    f"slot {run.slot} has {slot.length} of {slot.num_positions} positions filled; a run of "
-                    f"{len(run_tokens)} rows from position {run.start} does not follow"
-                )
+            run_tokens = run.token_ids or (self.slots[run.slot].last_token_id,)
             token_ids.extend(run_tokens)
-            positions.extend(range(run.start, end))
+            positions.extend(range(run.start, run.start + len(run_tokens)))
             slot_ids.extend([run.slot] * len(run_tokens))
         return StepRows(
             token_ids=torch.tensor(token_ids, dtype=torch.int64),
@@ -130,7 +96,7 @@ class Engine:
     def _conclude(
         self, run: Run, num_rows: int, run_hash: int, bad_layers: list[int], decision: Decision | None
     ) -> RunResult:
-        slot = self._slot(run.slot)
+        slot = self.slots[run.slot]
         slot.length += num_rows
         bad_row = next((row for row, layer in enumerate(bad_layers) if layer >= 0), -1)
         bad_layer = bad_layers[bad_row] if bad_row >= 0 else -1
@@ -168,7 +134,7 @@ class Engine:
         first_id, _ = self.model.vocab_ranges[self.setup.rank]
         num_rows = logits.shape[0]
         best = torch.full((num_rows, 3), NO_ROW_ID, dtype=torch.int32)
-        best[:, 0] = torch.full((num_rows,), -torch.inf).view(torch.int32)
+        best[:, 0] = torch.full((num_rows,), torch.nan).view(torch.int32)  # loses to every number
         best[:, 2] = 1
         if logits.shape[1]:
             values, local_ids = ops.argmax(logits)
@@ -177,14 +143,13 @@ class Engine:
             best[:, 2] = (~ops.nonfinite_rows(logits)).to(torch.int32)
         gathered = self.transport.all_gather(best)
         _, winners = ops.argmax(gathered[:, :, 0].T.contiguous().view(torch.float32))
-        token_ids = gathered[winners.long(), torch.arange(num_rows), 1].tolist()
+        token_ids = gathered[winners.long(), torch.arange(num_rows), 1]
+        token_ids[token_ids == NO_ROW_ID] = 0  # a row of NaN, as argmax has it
         finite = gathered[:, :, 2].all(dim=0).tolist()
-        return [Decision(token_id, bool(is_finite), b"") for token_id, is_finite in zip(token_ids, finite, strict=True)]
-
-    def _slot(self, slot_id: int) -> Slot:
-        if slot_id not in self.slots:
-            raise ProtocolError(f"slot {slot_id} is not open; open: {sorted(self.slots)}")
-        return self.slots[slot_id]
+        return [
+            Decision(token_id, bool(is_finite), b"")
+            for token_id, is_finite in zip(token_ids.tolist(), finite, strict=True)
+        ]
 
     def _traffic(self) -> Traffic:
         stats = self.transport.stats

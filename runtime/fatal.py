@@ -27,7 +27,8 @@ def fatal_of(error: Exception) -> Fatal:
 
 def error_of(fatal: Fatal) -> LeafsumError:
     """The error that a Fatal stands for, with the fields its class has. The inverse of fatal_of."""
-    kind: type[LeafsumError] = getattr(errors, fatal.kind, LeafsumError)
+    named = getattr(errors, fatal.kind, None)
+    kind = named if isinstance(named, type) and issubclass(named, LeafsumError) else LeafsumError
     if issubclass(kind, RankError):
         return kind(fatal.text, rank=fatal.rank, step=fatal.step, traceback_text=fatal.traceback_text)
     if issubclass(kind, RankLost):

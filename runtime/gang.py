@@ -115,7 +115,7 @@ class Gang:
                 raise self._cause(message)
             if not isinstance(message, kind) or rank in answers:
                 raise ProtocolError(
-                    f"expected one {kind.__name__} of each rank, got {type(message).__name__} of {rank}"
+                    f"expected one {kind.__name__} of each rank, got {type(message).__name__} of rank {rank}"
                 )
             answers[rank] = message
         return [answers[rank] for rank in range(self.num_ranks)]
@@ -152,7 +152,10 @@ class Gang:
         identity, frame = self.socket.recv_multipart()
         if identity not in self._identities:
             raise ProtocolError(f"expected a rank of run {self.run_id}, got a message from {identity!r}")
-        message = decode(frame, FROM_RANK)
+        try:
+            message = decode(frame, FROM_RANK)
+        except ProtocolError as error:
+            raise ProtocolError(f"rank {self._identities[identity]}: {error}") from None
         if message.rank != self._identities[identity]:
             raise ProtocolError(f"rank {self._identities[identity]} speaks as rank {message.rank}")
         return message.rank, message

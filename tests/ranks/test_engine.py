@@ -115,6 +115,7 @@ BAD_PLANS: dict[str, Callable[[Caller], object]] = {
     "more pages than a slot may have": lambda call: call(admits=[admit(1, *[5] * 9)]),
     "a page that does not exist": lambda call: call(admits=[admit(1, 5, 8)]),
     "a page of another slot": lambda call: call(admits=[admit(1, 5, 1)]),
+    "a page to two slots": lambda call: call(rows(1, 0, [5]), admits=[admit(1, 5), admit(2, 4, 5)], releases=[2]),
     "one page twice": lambda call: call(admits=[admit(1, 5, 5)]),
     "a step that was done": lambda call: call(draw(0, 10), skip=-1),
     "a step that is not the next": lambda call: call(draw(0, 10), skip=1),
@@ -140,11 +141,11 @@ def state_of(engine: Engine) -> dict[int, tuple[object, ...]]:
     """All that a slot is, its pages included."""
     return {
         slot_id: (
-            slot.num_positions,
+            slot.page_ids,
             slot.length,
             slot.last_token_id,
             slot.logits_sha256.hexdigest(),
-            engine.page_table[slot_id, : slot.num_positions // engine.setup.page_size].tolist(),
+            engine.page_table[slot_id, : len(slot.page_ids)].tolist(),
         )
         for slot_id, slot in engine.slots.items()
     }

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
 import zmq
+from leafsum.errors import LeafsumError
 from leafsum.ranks.control import open_socket, rank_identity
 from leafsum.ranks.messages import (
     PROTOCOL_VERSION,
@@ -18,6 +20,7 @@ from leafsum.ranks.messages import (
     Message,
     Plan,
     Ready,
+    Run,
     RunResult,
     Setup,
     StepResult,
@@ -29,9 +32,11 @@ from leafsum.ranks.messages import (
 from leafsum.runtime import gang as gang_module
 from leafsum.runtime.child import Child
 from leafsum.runtime.coordinator import Coordinator
+from leafsum.runtime.fatal import error_of
 from leafsum.runtime.messages import FROM_COORDINATOR, Advance, Fatal, FromCoordinator, Order, Started, Submit
 from leafsum.runtime.run_folder import RunFolder
 from leafsum.runtime.settings import Settings
+from processes import all_gone
 from setups import MODEL_DIGEST, RUN_ID, make_start
 
 TESTS = Path(__file__).resolve().parent.parent
@@ -42,6 +47,9 @@ LAST_WORD_MS = 1000
 
 TOKEN_OF_STEP = 40
 """Fake ranks draw token 40 + step."""
+
+FIRST_TOKEN = Advance(request_id=0, num_prompt_rows=2, token_ids=(TOKEN_OF_STEP + 1,))
+SECOND_PLAN = Plan(step=2, releases=(), admits=(), runs=(Run(slot=0, start=2, token_ids=(), decides=True),))
 
 
 class FakeRank:
@@ -120,7 +128,7 @@ class FakeRun:
         self.children: list[Child] = []
         self._manners = manners
         self._death_read_fd, self._death_write_fd = os.pipe()
-        self._thread = threading.Thread(target=self._serve)
+        self._thread = threading.Thread(target=self._serve, daemon=True)
         monkeypatch.setattr(gang_module, "Child", self._stand_in)
 
     def _stand_in(self, role: str, module: str, arguments: list[str], env: dict[str, str]) -> Child:
@@ -153,12 +161,25 @@ class FakeRun:
         assert self.hear() == Started()
 
     def first_step(self) -> None:
-        """One request of two tokens: all ranks do the first step, which draws a token, and hear the second plan."""
+        """One request of two tokens: all ranks do the first step, which draws a token."""
         self.submit()
         for rank in self.ranks:
             rank.say(rank.result(rank.hear_plan()))
         self.said.append(self.hear())
         assert self.said == [FIRST_TOKEN]
+
+    def second_step(self) -> None:
+        """The first step is done, and the second is under way."""
+        self.start()
+        self.first_step()
+        for rank in self.ranks:
+            assert rank.hear_plan() == SECOND_PLAN
+
+    def answer(self, *but: int) -> None:
+        """The honest results of the second step, of all ranks but some."""
+        for rank in self.ranks:
+            if rank.rank not in but:
+                rank.say(rank.result(SECOND_PLAN))
 
     def submit(self, request_id: int = 0, max_tokens: int = 8) -> None:
         order = Order(request_id=request_id, token_ids=(1, 2), max_tokens=max_tokens, stop_ids=())
@@ -179,6 +200,15 @@ class FakeRun:
             self.said.append(decode(self.pool.recv(), FROM_COORDINATOR))
         return self.said
 
+    def error(self, *, after: Sequence[FromCoordinator]) -> LeafsumError:
+        """The error that the pool raises: all it heard before is `after`, and no process or file is left."""
+        *told, fatal = self.outcome()
+        assert told == list(after)
+        assert isinstance(fatal, Fatal)
+        assert all_gone(child.pid for child in self.children)
+        assert not self.folder.path.exists()
+        return error_of(fatal)
+
     def close_pool(self) -> None:
         """What the coordinator sees when its pool closes or its program dies."""
         if self._death_write_fd >= 0:
@@ -191,6 +221,3 @@ class FakeRun:
             self._thread.join(WAIT_S)
         os.close(self._death_read_fd)
         self.context.destroy(linger=0)
-
-
-FIRST_TOKEN = Advance(request_id=0, num_prompt_rows=2, token_ids=(TOKEN_OF_STEP + 1,))

@@ -1,0 +1,28 @@
+"""Runs of a coordinator whose ranks are played by the test."""
+
+import pytest
+from leafsum.runtime import gang as gang_module
+from runtime.fake_run import NUM_RANKS, FakeRun
+
+
+@pytest.fixture
+def make_run(tmp_path_factory, monkeypatch):
+    """Makes runs. Looking for a cause takes as long as it takes: only a test without one shortens it."""
+    monkeypatch.setattr(gang_module, "CAUSE_TIMEOUT_S", 60.0)
+    runs = []
+
+    def make(*manners: str) -> FakeRun:
+        runs.append(FakeRun(tmp_path_factory.mktemp("run"), monkeypatch, manners or ("polite",) * NUM_RANKS))
+        return runs[-1]
+
+    yield make
+    for run in runs:
+        run.close()
+
+
+@pytest.fixture
+def run(make_run) -> FakeRun:
+    """One request has its first token, and the second step is under way."""
+    run = make_run()
+    run.second_step()
+    return run
