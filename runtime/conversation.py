@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import weakref
 from collections.abc import Iterator, Sequence
 
@@ -33,9 +34,14 @@ CLOSED = "this pool is closed; make a new one"
 
 
 class Conversation:
-    """One coordinator, spoken to by one thread. It ends with `close`, with this object, or with the program."""
+    """One coordinator. It ends with `close`, with this object, or with the program.
+
+    A thread holds `turn` while it asks and waits: sockets are not for two threads, and answers not for another.
+    """
 
     def __init__(self, log_level: str) -> None:
+        self.turn = threading.RLock()
+        self._closing = False
         self.run_folder = RunFolder.make()
         self._remove_folder = weakref.finalize(self, RunFolder.remove, self.run_folder)
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
@@ -97,6 +103,8 @@ class Conversation:
                 return message
             self.close()
             raise error_of(message)
+        if self._closing:
+            raise PoolClosed("this pool was closed by another thread")
         exit_status, state = coordinator.exit_status(), coordinator.state()
         self.close()
         if ready:
@@ -114,12 +122,19 @@ class Conversation:
         )
 
     def close(self) -> None:
-        """End the coordinator and with it every rank, within a bound, and remove the run folder. Safe to call again."""
+        """End the coordinator and with it every rank, within a bound, and remove the run folder. Safe to call again.
+
+        From any thread: one that waits for an answer meanwhile gets PoolClosed.
+        """
+        self._closing = True
         if self._coordinator is not None:
-            end_children([self._coordinator], CLOSE_TIMEOUT_S)
-            self._coordinator = None
-        self._context.destroy(linger=0)
-        self._remove_folder()
+            self._coordinator.tell_to_leave()  # its exit is what wakes a thread that holds the turn
+        with self.turn:
+            if self._coordinator is not None:
+                end_children([self._coordinator], CLOSE_TIMEOUT_S)
+                self._coordinator = None
+            self._context.destroy(linger=0)
+            self._remove_folder()
 
 
 def submits(orders: Sequence[Order]) -> Iterator[Submit]:

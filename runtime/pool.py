@@ -44,7 +44,7 @@ class WorkerPool:
             completion, = pool.generate(["Once upon a time"], SamplingParams(max_tokens=32))
 
     Raises ConfigError and ModelError before any process exists, RankError, RankLost or DeadlineExceeded when the
-    ranks do not come up. One thread at a time may use a pool.
+    ranks do not come up. Calls from several threads take turns.
     """
 
     def __init__(self, settings: Settings | None = None, **fields: Any) -> None:
@@ -80,22 +80,16 @@ class WorkerPool:
         pool is closed.
         """
         requests = self._open_all(prompts, sampling)
-        first_id = self._next_request_id
-        self._next_request_id += len(requests)
-        by_id = {first_id + index: request for index, request in enumerate(requests)}
-        try:
-            self._conversation.submit([self._order(request_id, request) for request_id, request in by_id.items()])
-            self._follow(by_id, on_progress)
-        except BaseException:
-            self._cancel([request_id for request_id, request in by_id.items() if request.finished is None])
-            raise
+        with self._conversation.turn:
+            self._run(requests, on_progress)
         return [self._completion(index, request) for index, request in enumerate(requests)]
 
     def witness(self) -> Witness:
         """Counts that prove what ran. Asks the coordinator."""
-        question = self._conversation.next_question()
-        self._conversation.send(AskWitness(question=question))
-        return Witness.of(self._conversation.answer(question, self.settings.step_timeout_s))
+        with self._conversation.turn:
+            question = self._conversation.next_question()
+            self._conversation.send(AskWitness(question=question))
+            return Witness.of(self._conversation.answer(question, self.settings.step_timeout_s))
 
     def reconfigure(self, *, prefill_chunk: int, concurrency: int) -> None:
         """New scheduler limits for what is submitted next; they keep every bit. `concurrency` at most the started one.
@@ -103,9 +97,12 @@ class WorkerPool:
         Raises ConfigError where requests are open or the value does not fit.
         """
         replace(self.settings, prefill_chunk=prefill_chunk, concurrency=concurrency)  # refuses wrong values
-        question = self._conversation.next_question()
-        self._conversation.send(Reconfigure(question=question, prefill_chunk=prefill_chunk, concurrency=concurrency))
-        answer = self._conversation.answer(question, self.settings.step_timeout_s)
+        with self._conversation.turn:
+            question = self._conversation.next_question()
+            self._conversation.send(
+                Reconfigure(question=question, prefill_chunk=prefill_chunk, concurrency=concurrency)
+            )
+            answer = self._conversation.answer(question, self.settings.step_timeout_s)
         if answer.error:
             raise ConfigError(answer.error)
 
@@ -147,6 +144,17 @@ class WorkerPool:
         message = self._conversation.receive(self.settings.start_timeout_s)
         if not isinstance(message, Started):
             raise LeafsumError(f"expected Started, got {type(message).__name__}")
+
+    def _run(self, requests: list[OpenRequest], on_progress: Callable[[Progress], None] | None) -> None:
+        first_id = self._next_request_id
+        self._next_request_id += len(requests)
+        by_id = {first_id + index: request for index, request in enumerate(requests)}
+        try:
+            self._conversation.submit([self._order(request_id, request) for request_id, request in by_id.items()])
+            self._follow(by_id, on_progress)
+        except BaseException:
+            self._cancel([request_id for request_id, request in by_id.items() if request.finished is None])
+            raise
 
     def _open_all(
         self, prompts: Sequence[Prompt], sampling: SamplingParams | Sequence[SamplingParams]

@@ -34,8 +34,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def engine_of(folder: Path, transport: Transport, **fields) -> Engine:
-    """3 slots and 8 pages of 16 positions, all NaN."""
-    limits = {"tp": transport.num_ranks, "concurrency": 3, "kv_tokens": 128, "page_size": 16}
+    """3 slots and 8 pages of 16 positions, at most 6 a slot, all NaN."""
+    limits = {"tp": transport.num_ranks, "concurrency": 3, "kv_tokens": 128, "page_size": 16, "max_context": 96}
     setup = make_setup(folder, folder, transport.rank, **limits, **fields)
     engine = Engine(build(folder, transport, setup.dtype), transport, setup)
     engine.kv.fill_nan()
@@ -105,6 +105,7 @@ BAD_PLANS: dict[str, Callable[[Caller], object]] = {
     "more rows than the pages hold": lambda call: call(rows(0, 10, [5] * 23)),
     "a decode run of a slot that has drawn nothing": lambda call: call(draw(2, 0)),
     "two runs of one slot that overlap": lambda call: call(rows(0, 10, [5]), rows(0, 10, [6])),
+    "a decode run behind another run of its slot": lambda call: call(draw(0, 10), draw(0, 11)),
     "a token id outside the vocabulary": lambda call: call(rows(0, 10, [5, VOCAB_SIZE])),
     "a good run before a bad one": lambda call: call(rows(0, 10, [5]), rows(2, 1, [5])),
     "the release of a slot that is not open": lambda call: call(draw(0, 10), releases=[1]),
@@ -112,7 +113,7 @@ BAD_PLANS: dict[str, Callable[[Caller], object]] = {
     "the admission to an open slot": lambda call: call(draw(0, 10), admits=[admit(2, 5)]),
     "the admission to a slot that does not exist": lambda call: call(draw(0, 10), admits=[admit(3, 5)]),
     "two admissions to one slot": lambda call: call(draw(0, 10), admits=[admit(1, 5), admit(1, 6)]),
-    "more pages than a slot may have": lambda call: call(admits=[admit(1, *[5] * 9)]),
+    "more pages than a slot may have": lambda call: call(admits=[admit(1, *range(7))], releases=[0, 2]),
     "a page that does not exist": lambda call: call(admits=[admit(1, 5, 8)]),
     "a page of another slot": lambda call: call(admits=[admit(1, 5, 1)]),
     "a page to two slots": lambda call: call(rows(1, 0, [5]), admits=[admit(1, 5), admit(2, 4, 5)], releases=[2]),
@@ -183,6 +184,14 @@ def test_requests_together_come_to_what_they_come_to_alone(folder):
     assert [list(map(without_slot, each)) for each in first_by_slot] == [
         list(map(without_slot, each)) for each in expected
     ]
+
+
+def test_two_runs_of_a_slot_in_one_plan_are_two_chunks(folder):
+    call, in_two_plans = (Caller(engine_of(folder, SingleRank(), digests=True)) for _ in range(2))
+    chunks = [rows(0, 0, OTHER[:4]), rows(0, 4, OTHER[4:], decides=True)]
+    opened = [admit(0, 5)]
+    expected = (*in_two_plans(chunks[0], admits=opened), *in_two_plans(chunks[1]))
+    assert call(*chunks, admits=opened) == expected
 
 
 def without_slot(result: RunResult) -> tuple[object, ...]:

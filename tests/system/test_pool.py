@@ -116,6 +116,33 @@ def test_the_run_folder_is_private(pool):
     assert pool.run_id in folder.name
 
 
+def test_threads_take_turns(pool):
+    expected = pool.generate(PROMPTS, SAMPLING)
+    found = []
+    threads = [threading.Thread(target=lambda: found.append(pool.generate(PROMPTS, SAMPLING))) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout=120)
+    assert found == [expected] * 3
+
+
+def test_closing_from_another_thread_ends_a_generation():
+    pool = WorkerPool(model="tiny", threads=1)
+    pids = [pool.coordinator_pid, *(rank.pid for rank in pool.witness().ranks)]
+    closer = threading.Thread(target=pool.close)
+
+    def close_once_decoding(progress):
+        if progress.output_tokens == 5:
+            closer.start()
+
+    with pytest.raises(PoolClosed):
+        pool.generate(["x"], SamplingParams(max_tokens=4000, ignore_eos=True), on_progress=close_once_decoding)
+    closer.join(timeout=60)
+    assert not closer.is_alive()
+    assert all_gone(pids)
+
+
 def test_a_closed_pool_leaves_nothing_and_says_that_it_is_closed():
     pool = WorkerPool(model="tiny", kv_tokens=256)
     pids = [pool.coordinator_pid, *(rank.pid for rank in pool.witness().ranks)]
