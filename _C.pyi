@@ -105,7 +105,7 @@ def nonfinite_rows(x: F32) -> Bool:
 def residual_hash(x: F32, positions: I32) -> U64:
     """[M, H] -> [M]: h(row) = sum over i of splitmix64_finalizer(bits_i + 2^32 * i + (position + 1) * G), mod 2^64.
 
-    G = 0x9E3779B97F4A7C15; bits_i are the FP32 bits of element i.
+    G = 0x9E3779B97F4A7C15; bits_i are the FP32 bits of element i, of every NaN 0x7FC00000.
     """
 
 # Attention over paged KV; a page holds page_size positions of every KV head of this rank.

@@ -13,7 +13,7 @@ from pathlib import Path
 from safetensors import SafetensorError, safe_open
 
 from ..errors import ModelError
-from .json_fields import JsonFields
+from .json_fields import JsonFields, is_regular_file
 
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
@@ -22,6 +22,7 @@ HARMLESS_SUFFIXES = ("rotary_emb.inv_freq",)
 """Buffers that older exports carry and every reader computes for itself."""
 
 MOST_NAMES_SHOWN = 4
+MAX_FILE_NAME_BYTES = 255
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,20 +98,33 @@ def _fault(what: str, items: list[str]) -> str:
 def _read_index(model_dir: Path) -> dict[str, str] | None:
     """Tensor name -> file name, None in a folder without an index."""
     path = model_dir / INDEX_FILE
-    if not path.exists():
+    if not is_regular_file(path):
         return None
     weight_map = JsonFields.read(path).fields("weight_map")
     names = dict(weight_map.values) if weight_map is not None else {}
-    if not names or not all(isinstance(shard, str) and Path(shard).name == shard for shard in names.values()):
-        raise ModelError(f"expected weight_map in {path} to map tensors to file names of this folder. Fetch it again")
+    if not names:
+        raise ModelError(f"expected weight_map in {path} to map tensors to files, found none. Fetch it again")
+    for name, shard in names.items():
+        if not _is_file_name(shard):
+            raise ModelError(
+                f"{path}: weight_map: expected the name of a file in this folder for tensor {name[:80]!r}, without "
+                f"separators, got {str(shard)[:80]!r}. Fetch it again"
+            )
     if (model_dir / SINGLE_FILE).exists() and SINGLE_FILE not in names.values():
         raise ModelError(f"{model_dir} holds {SINGLE_FILE} and an index that does not name it. Remove the stale one")
     return names
 
 
+def _is_file_name(shard: object) -> bool:
+    """A shard lies in the model's folder: no path leads elsewhere, on any system."""
+    if not isinstance(shard, str) or shard in ("", ".", "..") or set(shard) & set("/\\\0"):
+        return False
+    return len(shard.encode(errors="surrogatepass")) <= MAX_FILE_NAME_BYTES
+
+
 def _shard_files(model_dir: Path, index: Mapping[str, str]) -> tuple[Path, ...]:
     files = tuple(model_dir / shard for shard in sorted(set(index.values())))
-    missing = _fault("of its files missing", [file.name for file in files if not file.exists()])
+    missing = _fault("of its files missing", [file.name for file in files if not is_regular_file(file)])
     if missing:
         raise ModelError(f"{model_dir / INDEX_FILE}: {missing}. Fetch the rest of the checkpoint")
     return files
@@ -118,7 +132,7 @@ def _shard_files(model_dir: Path, index: Mapping[str, str]) -> tuple[Path, ...]:
 
 def _single_file(model_dir: Path) -> Path:
     file = model_dir / SINGLE_FILE
-    if file.exists():
+    if is_regular_file(file):
         return file
     others = _names(model_dir.glob("*.bin")) or _names(model_dir.glob("*.pt")) or _names(model_dir.glob("*.pth"))
     found = f"only {others}, which unpickling would have to execute" if others else "no weights"

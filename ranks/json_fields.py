@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import math
+import os
+import reprlib
+import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +15,19 @@ from typing import Any
 from ..errors import ModelError
 
 REQUIRED: Any = object()
+
+_shown = reprlib.Repr()
+_shown.maxstring = _shown.maxlong = _shown.maxother = 120
+
+
+def is_regular_file(path: Path) -> bool:
+    """False where nothing is there. ModelError for what is there but no file: opening a FIFO would wait for ever."""
+    if os.path.isfile(path):
+        return True
+    if os.path.lexists(path):
+        kind = "a folder" if os.path.isdir(path) else "something else (a FIFO, a device or a broken link)"
+        raise ModelError(f"expected a regular file at {path}, found {kind}. Remove it or fetch the file again")
+    return False
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +41,7 @@ class JsonFields:
     @classmethod
     def read(cls, path: Path) -> JsonFields:
         try:
+            is_regular_file(path)
             values = json.loads(path.read_bytes())
         except OSError as error:
             raise ModelError(
@@ -37,29 +54,33 @@ class JsonFields:
         return cls(path, values)
 
     def wrong(self, name: str, expected: str) -> ModelError:
-        found = f"got {self.values[name]!r}" if self.values.get(name) is not None else "it is not there"
+        found = f"got {_shown.repr(self.values[name])}" if self.values.get(name) is not None else "it is not there"
         return ModelError(f"{self.path}: field {self.prefix}{name}: expected {expected}, {found}")
 
     def unsupported(self, name: str, supported: str) -> ModelError:
+        found = _shown.repr(self.values.get(name))
         return ModelError(
-            f"{self.path}: {self.prefix}{name} = {self.values.get(name)!r} is not supported; supported: {supported}. "
-            "It would need a kernel of its own, so the model is refused instead of computed without it"
+            f"{self.path}: {self.prefix}{name} = {found} is not supported; supported: {supported}. It would need a "
+            "kernel of its own, so the model is refused instead of computed without it"
         )
 
     def has(self, name: str) -> bool:
         return self.values.get(name) is not None
 
-    def integer(self, name: str, default: Any = REQUIRED, minimum: int = 1) -> int:
-        value = self._get(name, default, f"an integer of at least {minimum}")
-        if isinstance(value, bool) or not isinstance(value, int) or value < minimum:
-            raise self.wrong(name, f"an integer of at least {minimum}")
+    def integer(self, name: str, default: Any = REQUIRED, *, maximum: int) -> int:
+        """From 1 to `maximum`: every count has one, or a mistyped file would make its reader loop for hours."""
+        expected = f"an integer of at least 1 and at most {maximum:,}"
+        value = self._get(name, default, expected)
+        if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= maximum:
+            raise self.wrong(name, expected)
         return value
 
-    def number(self, name: str, default: Any = REQUIRED) -> float:
-        """A finite number above zero."""
-        value = self._get(name, default, "a number above zero")
-        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
-            raise self.wrong(name, "a finite number above zero")
+    def number(self, name: str, default: Any = REQUIRED, *, below: float = math.inf) -> float:
+        """A number that is above zero and under `below` once it is rounded to FP32; returned as written."""
+        expected = f"a number above zero and {'finite' if below == math.inf else f'below {below:g}'} in FP32"
+        value = self._get(name, default, expected)
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < _fp32(value) < below:
+            raise self.wrong(name, expected)
         return float(value)
 
     def boolean(self, name: str, default: Any = REQUIRED) -> bool:
@@ -97,3 +118,12 @@ class JsonFields:
         if default is REQUIRED:
             raise self.wrong(name, expected)
         return default
+
+
+def _fp32(value: float) -> float:
+    """Nearest FP32 value of an int or float, infinity where it is beyond them."""
+    try:
+        rounded: float = struct.unpack("<f", struct.pack("<f", float(value)))[0]
+    except OverflowError:
+        return math.inf if value > 0 else -math.inf
+    return rounded

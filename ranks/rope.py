@@ -15,6 +15,12 @@ DIGITS = 60
 PI = Decimal("3.14159265358979323846264338327950288419716939937510582097494459")
 FP32_FRACTION_BITS = 23
 FP32_MIN_EXPONENT = -126
+FP32_MAX = float(2**128 - 2**104)
+
+MAX_POSITIONS = 2**29
+"""Below it, a position times an FP32 frequency is exact in double, so that the angle is rounded once."""
+MIN_FACTOR = 2.0**-64
+"""A frequency is at most 1 / factor; angles stay finite in FP32."""
 
 KNOWN_KINDS = ("default", "linear", "yarn")
 KEYS = {
@@ -62,7 +68,7 @@ def read_rope(config: JsonFields) -> RopeSpec:
     if kind == "default":
         return RopeSpec(kind, theta)
     if kind == "linear":
-        return RopeSpec(kind, theta, scaling.number("factor"))
+        return RopeSpec(kind, theta, _factor(scaling))
     return _read_yarn(config, scaling, theta)
 
 
@@ -75,15 +81,16 @@ def _scaling_fields(config: JsonFields) -> JsonFields:
 
 
 def _read_yarn(config: JsonFields, scaling: JsonFields, theta: float) -> RopeSpec:
-    original = scaling.integer("original_max_position_embeddings", config.integer("max_position_embeddings"))
+    positions = config.integer("max_position_embeddings", maximum=MAX_POSITIONS)
+    original = scaling.integer("original_max_position_embeddings", positions, maximum=MAX_POSITIONS)
 
     def optional(name: str) -> float | None:
         return scaling.number(name) if scaling.has(name) else None
 
-    return RopeSpec(
+    rope = RopeSpec(
         kind="yarn",
         theta=theta,
-        factor=scaling.number("factor"),
+        factor=_factor(scaling),
         original_max_positions=original,
         beta_fast=scaling.number("beta_fast", 32.0),
         beta_slow=scaling.number("beta_slow", 1.0),
@@ -92,6 +99,16 @@ def _read_yarn(config: JsonFields, scaling: JsonFields, theta: float) -> RopeSpe
         mscale=optional("mscale"),
         mscale_all_dim=optional("mscale_all_dim"),
     )
+    if attention_factor(rope) > FP32_MAX:
+        raise scaling.wrong("mscale", "an attention factor that is finite in FP32")
+    return rope
+
+
+def _factor(scaling: JsonFields) -> float:
+    factor = scaling.number("factor")
+    if factor < MIN_FACTOR:
+        raise scaling.wrong("factor", f"a number of at least {MIN_FACTOR:.1e}")
+    return factor
 
 
 def round_to_fp32(exact: Decimal | Fraction) -> float:

@@ -38,8 +38,13 @@ def expected_tensors(spec: ModelSpec, present: Collection[str]) -> dict[str, Sha
     shapes: dict[str, Shape] = {EMBEDDING: (spec.vocab_size, spec.hidden_size), FINAL_NORM: (spec.hidden_size,)}
     if not spec.tied_embeddings or HEAD in present:
         shapes[HEAD] = (spec.vocab_size, spec.hidden_size)
+    dense_layers = frozenset(spec.dense_layers)
     for layer in range(spec.num_layers):
-        parts = _attention_shapes(spec) | _mlp_shapes(spec, layer, present)
+        if layer in dense_layers:
+            parts = _gated_shapes("mlp.", spec.dense_width, spec.hidden_size)
+        else:
+            parts = _expert_shapes(spec, layer, present)
+        parts |= _attention_shapes(spec)
         parts["input_layernorm.weight"] = parts["post_attention_layernorm.weight"] = (spec.hidden_size,)
         shapes |= {layer_name(layer, name): shape for name, shape in parts.items()}
     return shapes
@@ -60,9 +65,7 @@ def _attention_shapes(spec: ModelSpec) -> dict[str, Shape]:
     return shapes
 
 
-def _mlp_shapes(spec: ModelSpec, layer: int, present: Collection[str]) -> dict[str, Shape]:
-    if layer in spec.dense_layers:
-        return _gated_shapes("mlp.", spec.dense_width, spec.hidden_size)
+def _expert_shapes(spec: ModelSpec, layer: int, present: Collection[str]) -> dict[str, Shape]:
     shapes: dict[str, Shape] = {"mlp.gate.weight": (spec.num_experts, spec.hidden_size)}
     if fused_experts(layer)[0] in present:
         shapes["mlp.experts.gate_up_proj"] = (spec.num_experts, 2 * spec.expert_width, spec.hidden_size)

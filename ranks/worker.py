@@ -73,10 +73,10 @@ class StepThread:
 class Worker:
     """The rank's main loop: Hello, Setup, Ready, then a StepResult for every Plan."""
 
-    def __init__(self, run_folder: Path, run_id: str, rank: int, death_fd: int) -> None:
+    def __init__(self, run_folder: Path, run_id: str, rank: int, death_fds: list[int]) -> None:
         self.run_id = run_id
         self.rank = rank
-        self.death_fd = death_fd
+        self.death_fds = death_fds
         self.step = -1
         self.engine: Engine | None = None
         self.busy = False
@@ -85,7 +85,7 @@ class Worker:
             zmq.Context(), zmq.DEALER, run_folder / "ranks.sock", bind=False, identity=rank_identity(run_id, rank)
         )
         self.poller = zmq.Poller()
-        for source in (self.socket, self.thread.done_fd, death_fd):
+        for source in (self.socket, self.thread.done_fd, *death_fds):
             self.poller.register(source, zmq.POLLIN)
 
     def run(self) -> None:
@@ -96,7 +96,7 @@ class Worker:
             waiting_for_setup = self.engine is None and not self.busy
             timeout_s = setup_deadline_s - time.monotonic() if waiting_for_setup else None
             ready = poll(self.poller, timeout_s)
-            if self.death_fd in ready:
+            if ready.intersection(self.death_fds):
                 self.leave(0)
             if self.thread.done_fd in ready:
                 self._finish_call()
@@ -201,12 +201,12 @@ def main() -> None:
     parser.add_argument("--tp", type=int, required=True)
     parser.add_argument("--log-level", default="warning")
     parser.add_argument("--parent-pid", type=int, required=True)
-    parser.add_argument("--death-fd", type=int, required=True)
+    parser.add_argument("--death-fd", required=True, help="descriptors of death pipes, with commas between")
     args = parser.parse_args()
     die_with_parent(args.parent_pid)
     logging.basicConfig(level=args.log_level.upper(), format=f"%(asctime)s rank {args.rank} %(levelname)s %(message)s")
     setproctitle.setproctitle(f"leafsum: rank {args.rank}/{args.tp} {args.run_id}")
-    Worker(args.run_folder, args.run_id, args.rank, args.death_fd).run()
+    Worker(args.run_folder, args.run_id, args.rank, [int(fd) for fd in args.death_fd.split(",")]).run()
 
 
 if __name__ == "__main__":

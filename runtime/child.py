@@ -33,22 +33,33 @@ _open_death_pipes: set[int] = set()
 class Child:
     """One child process, started by `python -m MODULE ARGUMENTS --death-fd N`, in a session of its own.
 
+    With `grandparent_death_fd`, a death pipe that this process itself watches, `--death-fd N,M`: the end of either is
+    the child's end.
+
     A child whose object is dropped is told to leave: the death pipe closes with it.
     """
 
-    def __init__(self, role: str, module: str, arguments: Sequence[str], env: dict[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        role: str,
+        module: str,
+        arguments: Sequence[str],
+        env: dict[str, str] | None = None,
+        grandparent_death_fd: int | None = None,
+    ) -> None:
         self.role = role
         read_fd, write_fd = os.pipe()
         _open_death_pipes.add(write_fd)
         self.tell_to_leave = weakref.finalize(self, _close_death_pipe, write_fd)
         """Close the death pipe: the child sees what it would see if its parent had died, and leaves at once."""
+        death_fds = [fd for fd in (read_fd, grandparent_death_fd) if fd is not None]
         try:
             self._process = subprocess.Popen(
                 # -P: the working folder stays off sys.path, a module that lies there is none of ours
-                [sys.executable, "-P", "-m", module, *arguments, "--death-fd", str(read_fd)],
+                [sys.executable, "-P", "-m", module, *arguments, "--death-fd", ",".join(map(str, death_fds))],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
-                pass_fds=(read_fd,),
+                pass_fds=death_fds,
                 env=env,
                 start_new_session=True,  # a terminal's Ctrl-C reaches the program alone, which then ends its children
             )

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import os
 import threading
-import weakref
 from collections.abc import Iterator, Sequence
 
 import zmq
@@ -41,14 +41,14 @@ class Conversation:
 
     def __init__(self, log_level: str) -> None:
         self.turn = threading.RLock()
+        self._owner_pid = os.getpid()
         self._closing = False
         self.run_folder = RunFolder.make()
-        self._remove_folder = weakref.finalize(self, RunFolder.remove, self.run_folder)
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._question = 0
         self._coordinator: Child | None = None
         try:
-            self._socket = open_socket(self._context, zmq.DEALER, self.run_folder.host_socket, bind=False)
+            self._socket = open_socket(self._context, zmq.PAIR, self.run_folder.host_socket, bind=False)
             arguments = ["--run-folder", str(self.run_folder.path), "--run-id", self.run_folder.run_id]
             arguments += ["--log-level", log_level]
             self._coordinator = Child("coordinator", "leafsum.runtime.coordinator", arguments)
@@ -58,7 +58,9 @@ class Conversation:
 
     @property
     def coordinator(self) -> Child:
-        """Raises PoolClosed once the conversation has ended."""
+        """Raises PoolClosed once the conversation has ended, and in a forked copy of the program."""
+        if self._owner_pid != os.getpid():
+            raise PoolClosed(f"this pool belongs to process {self._owner_pid}; a forked copy must make its own")
         if self._coordinator is None:
             raise PoolClosed(CLOSED)
         return self._coordinator
@@ -69,9 +71,8 @@ class Conversation:
 
     def send(self, message: ToCoordinator) -> None:
         """Queue a message; never blocks. Raises PoolClosed."""
-        if not self.is_open:
-            raise PoolClosed(CLOSED)
-        self._socket.send(encode(message))
+        if self.coordinator.pidfd >= 0:
+            self._socket.send(encode(message))
 
     def submit(self, orders: Sequence[Order]) -> None:
         for submit in submits(orders):
@@ -126,6 +127,8 @@ class Conversation:
 
         From any thread: one that waits for an answer meanwhile gets PoolClosed.
         """
+        if self._owner_pid != os.getpid():
+            return  # the program's, not a forked copy's
         self._closing = True
         if self._coordinator is not None:
             self._coordinator.tell_to_leave()  # its exit is what wakes a thread that holds the turn
@@ -134,7 +137,7 @@ class Conversation:
                 end_children([self._coordinator], CLOSE_TIMEOUT_S)
                 self._coordinator = None
             self._context.destroy(linger=0)
-            self._remove_folder()
+            self.run_folder.remove()
 
 
 def submits(orders: Sequence[Order]) -> Iterator[Submit]:

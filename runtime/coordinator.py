@@ -46,6 +46,10 @@ from .settings import Settings
 log = logging.getLogger("leafsum.coordinator")
 
 
+RANK_GRACE_S = 30.0
+"""How much longer ranks wait for one another than the coordinator for a step: it can name the one that hangs."""
+
+
 class Coordinator:
     """One run: start, loop, and whatever ends it."""
 
@@ -53,7 +57,7 @@ class Coordinator:
         self.run_folder = run_folder
         self.run_folder.hold()
         self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        self.host = open_socket(self.context, zmq.DEALER, run_folder.host_socket, bind=True)
+        self.host = open_socket(self.context, zmq.PAIR, run_folder.host_socket, bind=True)
         self.host_death_fd = host_death_fd
         self.traffic: dict[int, Traffic] = {}
         self.heard: deque[ToCoordinator] = deque()
@@ -143,6 +147,7 @@ class Coordinator:
                 Finished(
                     request_id=request.request_id,
                     reason=done.finish_reason,
+                    num_output_tokens=len(request.output),
                     residual_hash=request.residual_hash,
                     logits_sha256=request.logits_sha256,
                     error=done.error,
@@ -155,7 +160,12 @@ class Coordinator:
             self.scheduler.submit(request)
         except PromptError as error:
             refusal = Finished(
-                request_id=order.request_id, reason="refused", residual_hash=0, logits_sha256="", error=str(error)
+                request_id=order.request_id,
+                reason="refused",
+                num_output_tokens=0,
+                residual_hash=0,
+                logits_sha256="",
+                error=str(error),
             )
             self._tell_pool(refusal)
 
@@ -240,7 +250,7 @@ def setup_of(settings: Settings, start: Start, limits: Limits, run_folder: RunFo
         digests=settings.digests,
         store_path=str(run_folder.store),
         start_timeout_s=settings.start_timeout_s,
-        step_timeout_s=settings.step_timeout_s,
+        step_timeout_s=settings.step_timeout_s + RANK_GRACE_S,
     )
 
 

@@ -78,11 +78,20 @@ class Gang:
         self._run_folder = run_folder
 
     def spawn(self) -> None:
-        """Start every rank process; liveness is registered before the first of them does anything slow."""
+        """Start every rank process; liveness is registered before the first of them does anything slow.
+
+        A rank also watches the program's death pipe: a coordinator that is stopped cannot pass its end on.
+        """
         for rank in range(self.num_ranks):
             arguments = ["--run-folder", str(self._run_folder.path), "--run-id", self.run_id, "--rank", str(rank)]
             arguments += ["--tp", str(self.num_ranks), "--parent-pid", str(os.getpid()), "--log-level", self._log_level]
-            child = Child(f"rank {rank}", "leafsum.ranks.worker", arguments, env=rank_environment())
+            try:
+                child = Child(f"rank {rank}", "leafsum.ranks.worker", arguments, rank_environment(), self.host_death_fd)
+            except OSError as error:
+                raise LeafsumError(
+                    f"cannot start rank {rank} of {self.num_ranks}: {error.strerror}. Look at the limits of processes "
+                    "and open files (ulimit -u, ulimit -n), and at free memory"
+                ) from error
             self.children.append(child)
             self.poller.register(child.pidfd, zmq.POLLIN)
 
@@ -149,11 +158,13 @@ class Gang:
         end_children(self.children, LEAVE_TIMEOUT_S)
 
     def _receive(self) -> tuple[int, FromRank]:
-        identity, frame = self.socket.recv_multipart()
+        identity, *frames = self.socket.recv_multipart()
         if identity not in self._identities:
             raise ProtocolError(f"expected a rank of run {self.run_id}, got a message from {identity!r}")
+        if len(frames) != 1:
+            raise ProtocolError(f"rank {self._identities[identity]}: expected one frame, got {len(frames)}")
         try:
-            message = decode(frame, FROM_RANK)
+            message = decode(frames[0], FROM_RANK)
         except ProtocolError as error:
             raise ProtocolError(f"rank {self._identities[identity]}: {error}") from None
         if message.rank != self._identities[identity]:

@@ -70,10 +70,14 @@ class Advance(Message, frozen=True):
 
 
 class Finished(Message, frozen=True):
-    """One request's end. `error` is empty, or says why it failed or was refused (`reason` "failed" or "refused")."""
+    """One request's end. `error` is empty, or says why it failed or was refused (`reason` "failed" or "refused").
+
+    `num_output_tokens` counts what Advance has carried: the pool must have them all.
+    """
 
     request_id: Index
     reason: Literal["stop", "length", "failed", "refused"]
+    num_output_tokens: Count
     residual_hash: Annotated[int, msgspec.Meta(ge=0)]
     logits_sha256: str
     error: str

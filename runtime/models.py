@@ -17,7 +17,8 @@ HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 def resolve_model(text: str) -> Path:
     """Folder of the model: 'tiny', an existing folder, or a hub id such as owner/name, fetched into the hub's cache.
 
-    A folder comes before a hub id of the same name; one called tiny is ./tiny. ModelError when there is none.
+    A folder comes before a hub id of the same name; one called tiny is ./tiny. ModelError when there is none, or when
+    its name is not UTF-8: messages, receipts and the libraries that open files carry it as text.
     """
     if text == TINY:
         from ..ranks.tiny import ensure_tiny
@@ -27,7 +28,7 @@ def resolve_model(text: str) -> Path:
         folder = Path(text).expanduser()
         if folder.is_dir():
             (folder / "config.json").exists()  # raises where the folder may not be entered
-            return folder.resolve()
+            return _as_text(folder.resolve())
         if folder.exists():
             raise ModelError(f"model: expected a folder, found the file {folder}; name the one that holds config.json")
         looked_in = Path.cwd()
@@ -37,6 +38,14 @@ def resolve_model(text: str) -> Path:
     if HUB_ID.fullmatch(text):
         return _fetch_from_hub(text, looked_in)
     raise ModelError(f"model: there is no folder {folder} (looked in {looked_in}); {EXPECTED}")
+
+
+def _as_text(folder: Path) -> Path:
+    try:
+        str(folder).encode()
+    except UnicodeEncodeError:
+        raise ModelError(f"model: expected a folder with a name in UTF-8, got {str(folder)!r}; rename it") from None
+    return folder
 
 
 def model_name(text: str, model_dir: Path) -> str:

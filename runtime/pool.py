@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import operator
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from ..errors import ConfigError, LeafsumError, PromptError
+from ..errors import ConfigError, LeafsumError, PromptError, ProtocolError
 from ..ranks.checkpoint import Checkpoint
 from ..ranks.sizes import expected_tensors
 from ..ranks.spec import check_num_ranks, load_spec
@@ -24,6 +24,9 @@ from .tokenizer import Tokenizer
 from .witness import Progress, Witness
 
 Prompt = str | Sequence[int]
+
+NOT_IDS = (bytes, bytearray, Mapping, Set)
+"""What could be iterated as integers, and is not meant as token ids."""
 
 
 @dataclass(slots=True)
@@ -59,6 +62,7 @@ class WorkerPool:
         self.tokenizer = Tokenizer.open(self.model_dir)
         self.limits = Limits.of(self.settings, self.spec.max_context)
         self._next_request_id = 0
+        self._is_running = False
         self._conversation = Conversation(self.settings.log_level)
         try:
             self._start(checkpoint.digest)
@@ -146,6 +150,15 @@ class WorkerPool:
             raise LeafsumError(f"expected Started, got {type(message).__name__}")
 
     def _run(self, requests: list[OpenRequest], on_progress: Callable[[Progress], None] | None) -> None:
+        if self._is_running:
+            raise ConfigError("generate was called from within its own on_progress; call it after it has returned")
+        self._is_running = True
+        try:
+            self._run_alone(requests, on_progress)
+        finally:
+            self._is_running = False
+
+    def _run_alone(self, requests: list[OpenRequest], on_progress: Callable[[Progress], None] | None) -> None:
         first_id = self._next_request_id
         self._next_request_id += len(requests)
         by_id = {first_id + index: request for index, request in enumerate(requests)}
@@ -159,11 +172,9 @@ class WorkerPool:
     def _open_all(
         self, prompts: Sequence[Prompt], sampling: SamplingParams | Sequence[SamplingParams]
     ) -> list[OpenRequest]:
-        if isinstance(prompts, str | bytes):
-            raise ConfigError("expected a sequence of prompts, got one text: put it in a list")
-        per_prompt = [sampling] * len(prompts) if isinstance(sampling, SamplingParams) else list(sampling)
-        if len(per_prompt) != len(prompts):
-            raise ConfigError(f"expected sampling parameters for {len(prompts)} prompts, got {len(per_prompt)}")
+        if isinstance(prompts, str | bytes) or not isinstance(prompts, Sequence):
+            raise ConfigError(f"expected a sequence of prompts, got {type(prompts).__name__}: put them in a list")
+        per_prompt = sampling_of_each(sampling, len(prompts))
         return [
             self._open(index, prompt, params)
             for index, (prompt, params) in enumerate(zip(prompts, per_prompt, strict=True))
@@ -188,10 +199,13 @@ class WorkerPool:
             if self.tokenizer is None:
                 raise PromptError(f"prompt {index} is text, but {self.model_dir} has no tokenizer.json; give token ids")
             return tuple(self.tokenizer.encode(prompt))
+        if isinstance(prompt, NOT_IDS):
+            raise PromptError(f"prompt {index}: expected text, or a sequence of token ids, got {type(prompt).__name__}")
         try:
-            return tuple(
-                operator.index(token_id) for token_id in prompt
-            )  # numpy's integers are welcome, floats are not
+            ids = tuple(prompt)
+            if any(isinstance(token_id, bool) for token_id in ids):
+                raise TypeError("a truth value is no token id")
+            return tuple(operator.index(token_id) for token_id in ids)  # numpy's integers are welcome, floats are not
         except TypeError as error:
             raise PromptError(f"prompt {index}: expected text, or a sequence of token ids: {error}") from None
 
@@ -216,6 +230,11 @@ class WorkerPool:
             if request is None:
                 continue  # the last words of a request that was cancelled
             if isinstance(message, Finished):
+                if message.num_output_tokens != len(request.output):
+                    raise ProtocolError(
+                        f"request {message.request_id} ended after {message.num_output_tokens} tokens, "
+                        f"{len(request.output)} came: another process took part in the conversation"
+                    )
                 request.finished = message
                 num_finished += 1
             else:
@@ -237,8 +256,8 @@ class WorkerPool:
             text=self.tokenizer.decode(request.output) if self.tokenizer else None,
             finish_reason=finished.reason,
             token_sha256=token_sha256(request.output),
-            logits_sha256=finished.logits_sha256 or None,
-            residual_hash=f"{finished.residual_hash:016x}",
+            logits_sha256=(finished.reason != "failed" and finished.logits_sha256) or None,
+            residual_hash="" if finished.reason == "failed" else f"{finished.residual_hash:016x}",
             tp=self.settings.tp,
             error=finished.error,
         )
@@ -246,3 +265,14 @@ class WorkerPool:
     def _cancel(self, request_ids: list[int]) -> None:
         if self._conversation.is_open and request_ids:
             self._conversation.send(Cancel(request_ids=tuple(request_ids)))
+
+
+def sampling_of_each(sampling: object, num_prompts: int) -> Sequence[SamplingParams]:
+    """One SamplingParams for all prompts, or one for each. Raises ConfigError for anything else."""
+    if isinstance(sampling, SamplingParams):
+        return [sampling] * num_prompts
+    if not isinstance(sampling, Sequence) or not all(isinstance(each, SamplingParams) for each in sampling):
+        raise ConfigError(f"expected SamplingParams, or a sequence of them, got {sampling!r}")
+    if len(sampling) != num_prompts:
+        raise ConfigError(f"expected sampling parameters for {num_prompts} prompts, got {len(sampling)}")
+    return sampling

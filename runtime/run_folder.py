@@ -12,6 +12,7 @@ import os
 import secrets
 import shutil
 import tempfile
+import weakref
 from pathlib import Path
 
 from ..errors import ConfigError
@@ -23,17 +24,23 @@ class RunFolder:
     def __init__(self, path: Path, run_id: str) -> None:
         self.path = path
         self.run_id = run_id
-        self._hold_fd = -1
+        self._hold_fds: list[int] = []
+        self._owner_pid = os.getpid()
 
     @classmethod
     def make(cls) -> RunFolder:
-        """A new folder under TMPDIR that only this user can enter (0700): the guard of the sockets in it."""
+        """A new folder under TMPDIR that only this user can enter (0700): the guard of the sockets in it.
+
+        It goes with `remove`, with this object, or with the program.
+        """
         base = Path(tempfile.gettempdir())
         remove_abandoned(base)
         try:
             while True:
                 run_id = secrets.token_hex(6)
                 folder = cls(base / f"{PREFIX}{run_id}", run_id)
+                # Before the folder exists: an interrupt right after mkdir leaves nothing either.
+                weakref.finalize(folder, _remove, folder.path, folder._hold_fds, folder._owner_pid)
                 folder.path.mkdir(mode=0o700)
                 folder.hold()
                 if lock_of(folder.path).exists():  # nobody took it for abandoned before it was held
@@ -45,15 +52,12 @@ class RunFolder:
 
     def hold(self) -> None:
         """Keep others from taking the folder for abandoned, for as long as this process lives."""
-        self._hold_fd = os.open(lock_of(self.path), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        fcntl.flock(self._hold_fd, fcntl.LOCK_SH)
+        self._hold_fds.append(os.open(lock_of(self.path), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
+        fcntl.flock(self._hold_fds[0], fcntl.LOCK_SH)
 
     def remove(self) -> None:
         """Remove the folder. Safe to call again, and while another process does the same."""
-        shutil.rmtree(self.path, ignore_errors=True)
-        if self._hold_fd >= 0:
-            os.close(self._hold_fd)
-            self._hold_fd = -1
+        _remove(self.path, self._hold_fds, self._owner_pid)
 
     @property
     def ranks_socket(self) -> Path:
@@ -67,6 +71,14 @@ class RunFolder:
     def store(self) -> Path:
         """The rendezvous file of the data plane."""
         return self.path / "gloo.store"
+
+
+def _remove(path: Path, hold_fds: list[int], owner_pid: int) -> None:
+    if os.getpid() != owner_pid:
+        return  # a forked copy of the process: the folder is not its own
+    shutil.rmtree(path, ignore_errors=True)
+    while hold_fds:
+        os.close(hold_fds.pop())
 
 
 def lock_of(path: Path) -> Path:

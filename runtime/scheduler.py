@@ -16,6 +16,9 @@ from ..ranks.messages import Admit, Plan, Run, RunResult
 from ..ranks.numerics import HASH_MODULUS
 from .settings import Settings
 
+MAX_PAGES = 2**22
+"""KV pages of a run: a plan that admits requests for all of them must stay within a message."""
+
 MAX_PROMPT_ROWS = 2**20
 """Prompt rows of one step where `prefill_chunk` sets no limit: the plan must stay within a message."""
 
@@ -44,6 +47,11 @@ class Limits:
                 f"max_context: expected at most {model_max_context:,} (the model's), got {settings.max_context:,}"
             )
         num_pages = -(-settings.kv_tokens // settings.page_size)
+        if num_pages > MAX_PAGES:
+            raise ConfigError(
+                f"kv_tokens {settings.kv_tokens:,} in pages of {settings.page_size} are {num_pages:,} pages; at most "
+                f"{MAX_PAGES:,} can be handed out. Raise --page-size"
+            )
         return cls(
             prefill_chunk=settings.prefill_chunk,
             concurrency=settings.concurrency,

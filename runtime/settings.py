@@ -48,7 +48,7 @@ class Settings:
     )
     exchange: str = _setting(
         "auto",
-        "What travels between ranks: rows of chosen slots, roots of whole subtrees, or the fewer bytes.",
+        "What travels between ranks: rows of chosen slots, roots of whole subtrees, or whichever are fewer rows.",
         choices=("auto", "slots", "nodes"),
         metavar="auto|slots|nodes",
     )
@@ -86,9 +86,11 @@ class Settings:
         metavar="debug|info|warning|error",
     )
     start_timeout_s: float = _setting(
-        300.0, "Longest wait for all ranks to be ready.", at_least=0.001, metavar="SECONDS"
+        300.0, "Longest wait for all ranks to be ready.", at_least=0.001, at_most=1e6, metavar="SECONDS"
     )
-    step_timeout_s: float = _setting(300.0, "Longest wait for one step.", at_least=0.001, metavar="SECONDS")
+    step_timeout_s: float = _setting(
+        300.0, "Longest wait for one step.", at_least=0.001, at_most=1e6, metavar="SECONDS"
+    )
 
     def __post_init__(self) -> None:
         for name, rule in RULES.items():

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping, Sequence
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import ModelError, PromptError
-from ..ranks.json_fields import JsonFields
+from ..ranks.json_fields import JsonFields, is_regular_file
 
 if TYPE_CHECKING:
     import tokenizers
+
+MOST_CHARACTERS_AT_ONCE = 1 << 16
+"""A longer text is encoded on a thread of its own: at a few hundred kilobytes a second, a Ctrl-C would wait for it."""
 
 SPECIAL_TOKEN_NAMES = ("bos_token", "eos_token", "pad_token", "unk_token")
 
@@ -30,7 +34,7 @@ class Tokenizer:
     def open(cls, model_dir: Path) -> Tokenizer | None:
         """None when the folder has no tokenizer.json; ModelError when what it has cannot be read."""
         path = model_dir / "tokenizer.json"
-        if not path.is_file():
+        if not is_regular_file(path):
             return None
         import tokenizers
 
@@ -42,18 +46,26 @@ class Tokenizer:
         backend.no_truncation()
         backend.no_padding()
         config_path = model_dir / "tokenizer_config.json"
-        config = JsonFields.read(config_path).values if config_path.is_file() else {}
+        config = JsonFields.read(config_path).values if is_regular_file(config_path) else {}
         return cls(backend, _chat_template(model_dir, config), _special_tokens(config))
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Ids of `text`; special tokens are those that the file's own post-processor puts around a raw text.
 
-        Raises PromptError for a text that this tokenizer has no ids for.
+        Raises PromptError for a text that this tokenizer has no ids for. A KeyboardInterrupt comes through at once,
+        however long the text is.
         """
         try:
-            return list(self._backend.encode(text, add_special_tokens=add_special_tokens).ids)
+            if len(text) <= MOST_CHARACTERS_AT_ONCE:
+                return list(self._backend.encode(text, add_special_tokens=add_special_tokens).ids)
+            return _interruptible(lambda: self._encode_long(text, add_special_tokens))
         except Exception as error:  # the library raises bare Exception
             raise PromptError(f"the model folder's tokenizer has no ids for the text: {error}") from error
+
+    def _encode_long(self, text: str, add_special_tokens: bool) -> list[int]:
+        """The same ids; encode_batch lets other threads run meanwhile, encode holds the interpreter to its end."""
+        (encoding,) = self._backend.encode_batch([text], add_special_tokens=add_special_tokens)
+        return list(encoding.ids)
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """Text of the whole sequence at once (a character may span several ids), without special tokens."""
@@ -63,43 +75,43 @@ class Tokenizer:
         """The template's text for `messages` (role, content), up to where the model speaks.
 
         Encode it with add_special_tokens=False: the template writes them itself. A template is code from the model
-        folder, so it runs in jinja2's immutable sandbox, and whatever it raises is a PromptError.
+        folder, so it runs in a sandbox within bounds (`chat_template`), and whatever it raises is a PromptError.
         """
         if self._chat_template is None:
             raise PromptError(
                 "chat: the model folder has no chat template (expected chat_template.jinja, or chat_template in "
                 "tokenizer_config.json); give the prompt as raw text, without --chat"
             )
-        from jinja2.sandbox import ImmutableSandboxedEnvironment
+        from .chat_template import render
 
-        environment = ImmutableSandboxedEnvironment(
-            trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
-        )
-        environment.globals["raise_exception"] = _raise_from_template
-        environment.filters["tojson"] = _tojson
         try:
-            template = environment.from_string(self._chat_template)
-            return template.render(messages=list(messages), add_generation_prompt=True, **self._special_tokens)
+            return render(self._chat_template, messages, self._special_tokens)
         except Exception as error:
             found = str(error) or type(error).__name__
             raise PromptError(f"chat: the model folder's chat template failed: {found}") from error
 
 
-def _raise_from_template(message: str) -> None:
-    import jinja2
+def _interruptible(call: Callable[[], list[int]]) -> list[int]:
+    """The result of `call`, made on a daemon thread: an interrupt leaves it behind, and no exit waits for it."""
+    result: Future[list[int]] = Future()
 
-    raise jinja2.TemplateError(message)
+    def run() -> None:
+        try:
+            result.set_result(call())
+        except BaseException as error:
+            result.set_exception(error)
 
-
-def _tojson(value: Any, indent: int | None = None) -> str:
-    """Plain JSON; jinja2's own filter escapes for HTML, which no chat format expects."""
-    return json.dumps(value, ensure_ascii=False, indent=indent)
+    thread = threading.Thread(target=run, name="leafsum-encode", daemon=True)
+    thread.start()
+    while thread.is_alive():
+        thread.join(0.1)
+    return result.result()
 
 
 def _chat_template(model_dir: Path, config: Mapping[str, Any]) -> str | None:
     """chat_template.jinja, else chat_template of the config: one text, or a list of named ones with a 'default'."""
     path = model_dir / "chat_template.jinja"
-    if path.is_file():
+    if is_regular_file(path):
         try:
             return path.read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:

@@ -1,6 +1,7 @@
 """What all tests share: options, skips with their reasons, and an environment free of the user's settings."""
 
 import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -8,6 +9,8 @@ import pytest
 
 for name in [name for name in os.environ if name.startswith("LEAFSUM_")]:
     del os.environ[name]
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell's background job: its children would ignore Ctrl-C too
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 os.environ["HF_HUB_OFFLINE"] = "1"  # read once, when huggingface_hub or transformers is first imported
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from ...errors import PromptError, RequestFailed
 from ..sampling import Completion, SamplingParams
@@ -11,20 +12,29 @@ from ..settings import Settings
 from .progress import Display
 from .prompts import PromptSource
 
+if TYPE_CHECKING:
+    from ..tokenizer import Tokenizer
+
 
 def complete(
     settings: Settings, prompts: Sequence[PromptSource], sampling: SamplingParams, *, chat: bool = False
 ) -> list[Completion]:
     """One pool, all prompts, in order. A completion's `prompt` is the text as the user gave it."""
-    given = apply_chat(settings, prompts) if chat else [prompt.given for prompt in prompts]
-    from ..pool import WorkerPool
-
     with Display() as display:
+        display.stage("reading prompts")
+        ids = prompt_ids(settings, prompts, sampling.max_tokens, chat=chat)
+        from ..pool import WorkerPool
+
         display.stage(f"starting {settings.tp} rank{'s' if settings.tp > 1 else ''}")
         with WorkerPool(settings) as pool:
             display.stage("generating")
-            completions = pool.generate(given, sampling, on_progress=display.on_progress)
+            completions = pool.generate(ids, sampling, on_progress=display.on_progress)
             display.stage("closing")
+    return as_given(completions, prompts)
+
+
+def as_given(completions: Sequence[Completion], prompts: Sequence[PromptSource]) -> list[Completion]:
+    """The completions of `prompt_ids(prompts)`, each with the text that the user gave."""
     return [replace(found, prompt=prompt.text) for found, prompt in zip(completions, prompts, strict=True)]
 
 
@@ -35,16 +45,49 @@ def require_none_failed(completions: Sequence[Completion]) -> None:
         raise RequestFailed(f"{len(errors)} of {len(completions)} prompts failed: {'; '.join(errors)}")
 
 
-def apply_chat(settings: Settings, prompts: Sequence[PromptSource]) -> list[list[int]]:
-    """Ids of every text as one user message. PromptError when the model has no tokenizer, or ids were given."""
+def prompt_ids(
+    settings: Settings, prompts: Sequence[PromptSource], max_tokens: int, *, chat: bool = False
+) -> list[tuple[int, ...]]:
+    """Token ids of every prompt, checked against the model before any process starts. `chat`: a text is one message.
+
+    Raises ConfigError and ModelError for the settings and the model folder, PromptError that names the first prompt
+    which cannot be served, counted from 1.
+    """
+    from ...ranks.spec import load_spec
     from ..models import resolve_model
+    from ..scheduler import Limits
     from ..tokenizer import Tokenizer
 
-    if any(prompt.text is None for prompt in prompts):
+    if chat and any(prompt.text is None for prompt in prompts):
         raise PromptError("--chat: expected texts, found --prompt-ids; ids go to the model as they are, without --chat")
     model_dir = resolve_model(settings.model)
+    spec = load_spec(model_dir)
+    limits = Limits.of(settings, spec.max_context)
     tokenizer = Tokenizer.open(model_dir)
-    if tokenizer is None:
-        raise PromptError(f"--chat: the model folder {model_dir} has no tokenizer.json; give --prompt-ids instead")
-    texts = [tokenizer.chat([{"role": "user", "content": prompt.text or ""}]) for prompt in prompts]
-    return [tokenizer.encode(text, add_special_tokens=False) for text in texts]
+    if tokenizer is None and any(prompt.text is not None for prompt in prompts):
+        raise PromptError(f"the model folder {model_dir} has no tokenizer.json; give --prompt-ids instead of texts")
+    all_ids = []
+    for number, prompt in enumerate(prompts, start=1):
+        try:
+            ids = _ids_of(prompt, tokenizer, chat)
+            _check_in_vocabulary(ids, spec.vocab_size)
+            limits.check_fits(len(ids), max_tokens)
+        except PromptError as error:
+            raise PromptError(f"prompt {number} ({prompt.where}): {error}") from error
+        all_ids.append(ids)
+    return all_ids
+
+
+def _ids_of(prompt: PromptSource, tokenizer: Tokenizer | None, chat: bool) -> tuple[int, ...]:
+    if prompt.text is None or tokenizer is None:
+        return prompt.token_ids or ()
+    if not chat:
+        return tuple(tokenizer.encode(prompt.text))
+    message = tokenizer.chat([{"role": "user", "content": prompt.text}])
+    return tuple(tokenizer.encode(message, add_special_tokens=False))
+
+
+def _check_in_vocabulary(token_ids: Sequence[int], vocab_size: int) -> None:
+    for entry, token_id in enumerate(token_ids, start=1):
+        if not 0 <= token_id < vocab_size:
+            raise PromptError(f"expected a token id of 0 to {vocab_size - 1}, found {token_id} as entry {entry}")

@@ -37,7 +37,9 @@ logits_sha256, and error where this prompt alone failed (the others are printed)
 @click.option(
     "--prompt-file", "files", multiple=True, metavar="FILE", help="A UTF-8 file as one prompt, - for standard input."
 )
-@click.option("--one-prompt-per-line", is_flag=True, help="Every line of a --prompt-file is a prompt.")
+@click.option(
+    "--one-prompt-per-line", is_flag=True, help="Every line of a --prompt-file is a prompt; an empty one is refused."
+)
 @click.option("--prompt-ids", "ids_texts", multiple=True, metavar="1,2,3", help="A prompt as token ids; repeatable.")
 @click.option(
     "--max-tokens", type=int, default=128, show_default=True, metavar="N", help="Most tokens to write per prompt."

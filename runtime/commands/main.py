@@ -13,7 +13,7 @@ import traceback
 from collections.abc import Sequence
 
 from ...errors import ConfigError, LeafsumError, ModelError, OutputError, RankError
-from .stdio import discard_output, flush_output, hold_standard_streams
+from .stdio import discard_output, flush_output, hold_standard_streams, printable
 
 EXIT_FAILED = 1
 EXIT_WRONG_USE = 2
@@ -70,7 +70,7 @@ def _run_command(arguments: Sequence[str]) -> int:
 def _tell(error: Exception, debug: bool) -> int:
     """One paragraph on standard error, with --debug the traceback before it; the exit code."""
     if debug:
-        traceback.print_exception(error)
+        _write("".join(traceback.format_exception(error)))
         if isinstance(error, RankError) and error.traceback_text:
             _say(f"on rank {error.rank}:\n{error.traceback_text}")
     if isinstance(error, OutputError):
@@ -84,7 +84,12 @@ def _tell(error: Exception, debug: bool) -> int:
 
 
 def _say(text: str) -> None:
+    _write(f"leafsum: {text}\n")
+
+
+def _write(text: str) -> None:
+    """To standard error. A text may quote a model's file or template: no terminal is to obey what stands there."""
     try:
-        os.write(2, f"leafsum: {text}\n".encode(errors="backslashreplace"))
+        os.write(2, printable(text).encode(errors="backslashreplace"))
     except OSError:
         return  # nobody listens there; the exit code still tells

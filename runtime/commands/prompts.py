@@ -21,11 +21,6 @@ class PromptSource:
     token_ids: tuple[int, ...] | None
     where: str
 
-    @property
-    def given(self) -> str | list[int]:
-        """As WorkerPool.generate takes it."""
-        return self.text if self.text is not None else list(self.token_ids or ())
-
 
 def gather_prompts(
     texts: Sequence[str], files: Sequence[str], ids_texts: Sequence[str], *, one_per_line: bool = False
@@ -41,7 +36,7 @@ def gather_prompts(
 
 
 def parse_ids(text: str) -> tuple[int, ...]:
-    """'1,2,3' to ids. Whether they lie in the vocabulary is the pool's to say: it knows the model."""
+    """'1,2,3' to ids. Whether they lie in the vocabulary is for who knows the model to say."""
     if not text.strip():
         raise PromptError("--prompt-ids: the prompt is empty; expected ids such as 1,2,3")
     parts = [part.strip() for part in text.split(",")]

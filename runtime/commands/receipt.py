@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,14 +15,15 @@ from ..receipts.arms import ARM_FIELDS, Axes
 from ..receipts.document import document
 from ..receipts.file import require_writable, write_receipt
 from ..receipts.prompts import BUILT_IN_PROMPTS
-from ..receipts.run import ArmResult, Prompt, run_arms
+from ..receipts.run import ArmResult, run_arms
 from ..receipts.table import plain_table, rich_table, table_rows
 from ..receipts.verdict import Verdict
 from ..sampling import SamplingParams
 from ..settings import RULES, Settings
+from .complete import as_given, prompt_ids
 from .options import debug_option, list_option, resolve_settings, settings_options
 from .progress import Display
-from .prompts import gather_prompts
+from .prompts import PromptSource, gather_prompts
 from .stdio import on_terminal, require_output, write_line
 
 EPILOG = """\b
@@ -100,7 +102,12 @@ def receipt(
     model_dir = resolve_model(settings.model)
     prompts = _prompts(texts, files, ids_texts)
     with Display() as display:
-        results = list(run_arms(arms, settings, prompts, sampling, display.stage, display.on_progress))
+        display.stage("reading prompts")
+        ids = prompt_ids(settings, prompts, max_tokens)
+        results = [
+            replace(result, completions=tuple(as_given(result.completions, prompts)))
+            for result in run_arms(arms, settings, ids, sampling, display.stage, display.on_progress)
+        ]
         display.stage("hashing the model's files")
         verdict = Verdict.of(results)
         found = document(model_dir, settings, sampling, cross, results, verdict)
@@ -129,7 +136,7 @@ def show(results: Sequence[ArmResult], verdict: Verdict, settings: Settings, out
         write_line(f"receipt: {out}")
 
 
-def _prompts(texts: tuple[str, ...], files: tuple[str, ...], ids_texts: tuple[str, ...]) -> list[Prompt]:
+def _prompts(texts: tuple[str, ...], files: tuple[str, ...], ids_texts: tuple[str, ...]) -> list[PromptSource]:
     if not (texts or files or ids_texts):
-        return list(BUILT_IN_PROMPTS)
-    return [prompt.given for prompt in gather_prompts(texts, files, ids_texts)]
+        return [PromptSource(text, None, "built-in") for text in BUILT_IN_PROMPTS]
+    return gather_prompts(texts, files, ids_texts)

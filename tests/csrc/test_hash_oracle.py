@@ -22,6 +22,21 @@ def test_residual_hash(kind: str, width: int) -> None:
         assert_same_bits(_C.residual_hash(x, POSITIONS), expected)
 
 
+def test_every_nan_is_hashed_as_one_pattern() -> None:
+    nans = [0x7FC00000, 0xFFC00000, 0x7F800001, 0xFF800001, 0x7FFFFFFF, 0xFFFFFFFF]
+    others = [0x7F800000, 0xFF800000, 0x7F7FFFFF, 0x80000000]
+    x = numbers("x", (len(nans) + len(others), 77))
+    x[:] = x[0]
+    x.view(np.uint32)[:, 40] = nans + others
+    positions = np.full(len(x), 7, dtype=np.int32)
+    expected = residual_hash(x, positions)
+    for _ in machines():
+        hashes = _C.residual_hash(x, positions)
+        assert_same_bits(hashes, expected)
+        assert len(set(hashes[: len(nans)].tolist())) == 1
+        assert len(set(hashes.tolist())) == 1 + len(others)
+
+
 def test_one_bit_a_swap_or_another_position_shows() -> None:
     x, position = numbers("x", (1, 32)), np.array([7], dtype=np.int32)
     flipped, swapped = x.copy(), x[:, ::-1].copy()

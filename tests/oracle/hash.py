@@ -14,6 +14,8 @@ U64 = NDArray[np.uint64]
 
 _MASK = (1 << 64) - 1
 _GOLDEN_GAMMA = 0x9E3779B97F4A7C15
+_INFINITY = 0x7F800000
+_ONE_NAN = 0x7FC00000
 
 
 def splitmix64_finalizer(z: int) -> int:
@@ -24,13 +26,20 @@ def splitmix64_finalizer(z: int) -> int:
 
 
 def residual_hash(x: F32, positions: I32) -> U64:
-    """[M, H], [M] -> [M]: every element's bits, its place and the row's position enter one finalizer; sum mod 2^64."""
+    """[M, H], [M] -> [M]: every element's bits, its place and the row's position enter one finalizer; sum mod 2^64.
+
+    Every NaN enters as one pattern.
+    """
     hashes = []
     for row, position in zip(x.view(np.uint32), positions, strict=True):
         offset = (int(position) + 1) * _GOLDEN_GAMMA
-        terms = (splitmix64_finalizer(int(bits) + (i << 32) + offset) for i, bits in enumerate(row))
+        terms = (splitmix64_finalizer(_hashed_bits(int(bits)) + (i << 32) + offset) for i, bits in enumerate(row))
         hashes.append(sum(terms) & _MASK)
     return np.array(hashes, dtype=np.uint64)
+
+
+def _hashed_bits(bits: int) -> int:
+    return _ONE_NAN if bits & 0x7FFFFFFF > _INFINITY else bits
 
 
 def token_sha256(token_ids: Iterable[int]) -> str:

@@ -1,7 +1,9 @@
 """Headers of safetensors files: what is missing, extra, misshapen or damaged is named in one error."""
 
 import json
+import os
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -117,10 +119,34 @@ def test_an_index_that_does_not_fit_its_files(tmp_path: Path) -> None:
     index.write_text(json.dumps({"weight_map": wrong | {"lm_head.weight": "model-00002-of-00002.safetensors"}}))
     with pytest.raises(ModelError, match=r"places tensor .* in model-0000\d-of-00002\.safetensors, which lacks it"):
         Checkpoint.open(tmp_path)
-    for bad in ({}, {"weight_map": {}}, {"weight_map": {"a": "../x"}}, {"weight_map": {"a": 1}}):
+    for bad in ({}, {"weight_map": {}}, {"weight_map": {"a": 1}}):
         index.write_text(json.dumps(bad))
         with pytest.raises(ModelError, match="weight_map"):
             Checkpoint.open(tmp_path)
+
+
+@pytest.mark.parametrize("shard", ["", ".", "..", "../x", "/etc/hostname", "a/b", "a\\\\b", "a\0b", "x" * 300])
+def test_a_shard_is_a_file_of_the_folder(tmp_path: Path, shard: str) -> None:
+    index = write_checkpoint(tmp_path, num_shards=2) / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": {"t": shard}}))
+    with pytest.raises(ModelError, match="weight_map: expected the name of a file in this folder for tensor 't'"):
+        Checkpoint.open(tmp_path)
+
+
+def make_folder(path: Path) -> None:
+    path.mkdir()
+
+
+@pytest.mark.parametrize(("make", "kind"), [(os.mkfifo, "something else"), (make_folder, "a folder")])
+@pytest.mark.parametrize(
+    "name", ["model.safetensors", "model-00002-of-00002.safetensors", "model.safetensors.index.json"]
+)
+def test_what_is_no_regular_file_is_named(tmp_path: Path, name: str, make: Callable[[Path], None], kind: str) -> None:
+    write_checkpoint(tmp_path, num_shards=1 if name == "model.safetensors" else 2)
+    (tmp_path / name).unlink()
+    make(tmp_path / name)
+    with pytest.raises(ModelError, match=f"expected a regular file at .*{name}, found {kind}"):
+        Checkpoint.open(tmp_path)
 
 
 def test_a_stale_single_file_beside_an_index(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -10,7 +11,7 @@ import pytest
 from leafsum.collectives.placement import Placement
 from leafsum.collectives.tree import CanonicalTree
 from leafsum.errors import ConfigError, ModelError
-from leafsum.ranks.sizes import kv_bytes_per_token, parameter_counts, rank_bytes
+from leafsum.ranks.sizes import expected_tensors, kv_bytes_per_token, parameter_counts, rank_bytes
 from leafsum.ranks.spec import ModelSpec, check_num_ranks, load_spec
 from tiny_checkpoints import config_with
 
@@ -37,7 +38,7 @@ def test_experts_under_either_name(tmp_path: Path) -> None:
     assert spec_of(tmp_path, num_experts=12, num_local_experts=12).num_experts == 12
     with pytest.raises(ModelError, match=r"num_local_experts: expected num_experts = 11, got 12"):
         spec_of(tmp_path, num_experts=11, num_local_experts=12)
-    with pytest.raises(ModelError, match="num_experts: expected an integer of at least 1, it is not there"):
+    with pytest.raises(ModelError, match="num_experts: expected an integer of at least 1 and at most 65,536, it is"):
         spec_of(tmp_path, num_experts=...)
 
 
@@ -96,10 +97,13 @@ def test_rope_of_both_versions(tmp_path: Path, changes: dict) -> None:
         ({"rope_parameters": {"rope_type": "default", "mrope_section": [1]}}, r"rope_parameters\.mrope_section"),
         ({"rope_parameters": {"partial_rotary_factor": 0.5}}, r"rope_parameters\.partial_rotary_factor = 0\.5"),
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
-        ({"rope_scaling": {"type": "linear"}}, r"rope_scaling\.factor: expected a number above zero, it is not there"),
+        (
+            {"rope_scaling": {"type": "linear"}},
+            r"rope_scaling\.factor: expected a number above zero and .*, it is not there",
+        ),
         ({"model_type": "llama"}, "model_type 'llama' is not a known family; known: qwen3_moe"),
         ({"model_type": ...}, "model_type: expected a string, it is not there"),
-        ({"hidden_size": "48"}, "hidden_size: expected an integer of at least 1, got '48'"),
+        ({"hidden_size": "48"}, "hidden_size: expected an integer of at least 1 and at most 16,777,216, got '48'"),
         ({"hidden_size": True}, "hidden_size"),
         ({"rms_norm_eps": float("nan")}, "rms_norm_eps"),
         ({"num_key_value_heads": 3}, "num_key_value_heads: expected a divisor of num_attention_heads = 8, got 3"),
@@ -114,6 +118,66 @@ def test_what_is_refused_is_named(tmp_path: Path, changes: dict, named: str) -> 
     with pytest.raises(ModelError, match=named) as caught:
         spec_of(tmp_path, **changes)
     assert "config.json" in str(caught.value)
+
+
+EXPERTS_NAMED = "num_hidden_layers: expected at most 262,144 experts in all, so 4 layers with 65,536 experts, got 5"
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"num_hidden_layers": 10**8}, "num_hidden_layers: expected .* at most 10,000, got 100000000"),
+        ({"num_experts": 10**9}, "num_experts: expected .* at most 65,536, got 1000000000"),
+        ({"num_experts": 65536, "num_hidden_layers": 5}, EXPERTS_NAMED),
+        ({"num_attention_heads": 2**17}, "num_attention_heads: expected .* at most 65,536, got 131072"),
+        ({"hidden_size": 2**24 + 1}, "hidden_size: expected .* at most 16,777,216, got 16777217"),
+        ({"vocab_size": 2**25}, "vocab_size: expected .* at most 16,777,216, got 33554432"),
+        ({"head_dim": ..., "hidden_size": 2**24, "num_attention_heads": 2}, "head_dim: expected .* at most 65,536"),
+        ({"max_position_embeddings": 1e30}, r"max_position_embeddings: expected an integer .* got 1e\+30"),
+        ({"max_position_embeddings": 2**31}, "max_position_embeddings: .* at most 536,870,912, got 2147483648"),
+        ({"max_position_embeddings": 10**4000}, r"max_position_embeddings: expected .*, got 1000\d*\.\.\.\d*$"),
+        ({"eos_token_id": [1, 101]}, r"eos_token_id: expected ids below vocab_size = 101, got \[1, 101\]"),
+        ({"rms_norm_eps": 10**400}, r"rms_norm_eps: expected a number above zero and below 1 in FP32, got 1000"),
+        ({"rms_norm_eps": float("inf")}, "rms_norm_eps: expected a number above zero and below 1 in FP32, got inf"),
+        ({"rms_norm_eps": 1e300}, r"rms_norm_eps: expected .* got 1e\+300"),
+        ({"rms_norm_eps": 1e-300}, "rms_norm_eps: expected .* got 1e-300"),
+        ({"rms_norm_eps": 1 - 1e-12}, r"rms_norm_eps: expected .* got 0\.999999999999"),
+        ({"rope_theta": 10**400}, "rope_theta: expected a number above zero and finite in FP32, got 1000"),
+        ({"rope_theta": 1e39}, r"rope_theta: expected a number above zero and finite in FP32, got 1e\+39"),
+        ({"rope_scaling": {"type": "linear", "factor": 1e-20}}, "factor: expected a number of at least 5.4e-20, got"),
+        (
+            {"rope_scaling": {"type": "yarn", "factor": 1e38, "mscale": 1e38, "mscale_all_dim": 1e-30}},
+            "mscale: expected an attention factor that is finite in FP32",
+        ),
+    ],
+)
+def test_numbers_beyond_what_can_be_served(tmp_path: Path, changes: dict, named: str) -> None:
+    with pytest.raises(ModelError, match=named) as caught:
+        spec_of(tmp_path, **changes)
+    assert len(str(caught.value)) < 400 + len(str(tmp_path))
+
+
+def test_the_largest_sizes_are_read_at_once(tmp_path: Path) -> None:
+    spec = spec_of(tmp_path, num_hidden_layers=10_000, decoder_sparse_step=10_000, max_position_embeddings=2**29)
+    assert (len(spec.dense_layers), spec.expert_layers, spec.max_context) == (9_999, (9_999,), 2**29)
+    assert len(expected_tensors(spec, ())) == 10_000 * 8 + 9_999 * 3 + 1 + 20 * 3 + 3
+
+
+def test_ids_of_the_generation_config_are_checked_as_well(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match=r"generation_config\.json: field eos_token_id: expected ids below"):
+        spec_of(tmp_path, {"eos_token_id": 101})
+
+
+def test_an_integer_too_long_for_python_is_a_model_error(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"vocab_size": 1' + "0" * 10_000 + "}")
+    with pytest.raises(ModelError, match=r"config\.json"):
+        load_spec(tmp_path)
+
+
+def test_a_generation_config_that_is_no_file(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "generation_config.json")
+    with pytest.raises(ModelError, match=r"expected a regular file at .*generation_config\.json, found something else"):
+        spec_of(tmp_path)
 
 
 def test_folders_that_hold_no_model(tmp_path: Path) -> None:
@@ -158,7 +222,7 @@ def test_heads_follow_the_placement_of_leaves(
 @pytest.mark.parametrize("vocab_size", [1, 63, 64, 101, 151936])
 @pytest.mark.parametrize("num_ranks", [1, 2, 3, 5, 8, 70])
 def test_vocabulary_ranges_are_whole_leaves(tmp_path: Path, vocab_size: int, num_ranks: int) -> None:
-    spec = spec_of(tmp_path, vocab_size=vocab_size)
+    spec = spec_of(tmp_path, vocab_size=vocab_size, eos_token_id=0)
     borders = {leaf * vocab_size // 64 for leaf in range(65)}
     ranges = [spec.vocab_range(rank, num_ranks) for rank in range(num_ranks)]
     assert ranges[0][0] == 0

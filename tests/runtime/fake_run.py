@@ -121,7 +121,7 @@ class FakeRun:
         self.folder = RunFolder(path, RUN_ID)
         self.settings = Settings(tp=NUM_RANKS, step_timeout_s=WAIT_S)
         self.context: zmq.Context = zmq.Context()
-        self.pool = open_socket(self.context, zmq.DEALER, self.folder.host_socket, bind=False)
+        self.pool = open_socket(self.context, zmq.PAIR, self.folder.host_socket, bind=False)
         self.ranks = [FakeRank(self.context, self.folder, rank) for rank in range(NUM_RANKS)]
         self.said: list[FromCoordinator] = []
         """What the pool has heard, Started left out."""
@@ -131,8 +131,10 @@ class FakeRun:
         self._thread = threading.Thread(target=self._serve, daemon=True)
         monkeypatch.setattr(gang_module, "Child", self._stand_in)
 
-    def _stand_in(self, role: str, module: str, arguments: list[str], env: dict[str, str]) -> Child:
-        assert module == "leafsum.ranks.worker"
+    def _stand_in(
+        self, role: str, module: str, arguments: list[str], env: dict[str, str], grandparent_death_fd: int
+    ) -> Child:
+        assert (module, grandparent_death_fd) == ("leafsum.ranks.worker", self._death_read_fd)
         assert arguments[arguments.index("--rank") + 1] == str(len(self.children))
         manner = self._manners[len(self.children)]
         child = Child(role, "stand_in", [manner], env={**env, "PYTHONPATH": str(TESTS)})

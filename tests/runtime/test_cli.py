@@ -4,6 +4,7 @@ import json
 import os
 import pty
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +12,7 @@ from pathlib import Path
 import fake_pool
 import pytest
 from leafsum.errors import ModelError, RankError, RankLost, RequestFailed
+from leafsum.ranks.tiny import ensure_tiny
 from leafsum.runtime.commands.main import run
 from leafsum.runtime.settings import RULES, flag_of
 
@@ -128,6 +130,7 @@ def test_flags_and_variables_reach_the_pool(script, monkeypatch):
 
 @pytest.mark.usefixtures("script")
 def test_chat_applies_the_template_and_keeps_the_prompt_as_given(capfd, tmp_path):
+    shutil.copy(ensure_tiny() / "config.json", tmp_path)
     fake_pool.byte_level_tokenizer().save(str(tmp_path / "tokenizer.json"))
     (tmp_path / "chat_template.jinja").write_text("[{{ messages[0].role }}]{{ messages[0].content }}")
     assert run(["generate", "--model", str(tmp_path), "--chat", "--prompt", "hi", "--max-tokens", "1", "--json"]) == 0
@@ -149,7 +152,18 @@ def test_chat_applies_the_template_and_keeps_the_prompt_as_given(capfd, tmp_path
         (["generate", "--prompt-ids", "1,b"], "--prompt-ids: expected integers"),
         (["generate", "--prompt-file", "/nonexistent"], "prompt file /nonexistent: cannot be read"),
         (["generate", "--prompt-ids", "1", "--chat"], "--chat: expected texts, found --prompt-ids"),
-        (["generate", "--model", "/tmp", "--prompt", "x", "--chat"], "has no tokenizer.json; give --prompt-ids"),
+        (["generate", "--model", "/", "--prompt", "x"], "expected config.json in /"),
+        (["generate", "--prompt", "x", "--max-context", "1000000"], "max_context: expected at most"),
+        (
+            ["generate", "--prompt", "x", "--prompt-ids", "1,2", "--prompt-ids", "1,100000"],
+            "prompt 3 (--prompt-ids): expected a token id of 0 to 258, found 100000 as entry 2",
+        ),
+        (
+            ["generate", "--prompt", "x", "--prompt", "x" * 9000],
+            "prompt 2 (--prompt): a prompt of 9,000 tokens with max_tokens 128 needs 9,128 positions",
+        ),
+        (["receipt", "--prompt", "x", "--prompt-ids", "1,100000"], "prompt 2 (--prompt-ids): expected a token id of"),
+        (["receipt", "--prompt", "x" * 9000], "prompt 1 (--prompt): a prompt of 9,000 tokens"),
         (["genrate"], "No such command 'genrate'"),
         (["inspect", "--model", "/nonexistent/model"], "model: there is no folder /nonexistent/model"),
         (["receipt", "--tp", "1,1"], "--tp: expected different values, found '1,1'"),
@@ -162,6 +176,14 @@ def test_wrong_use_is_exit_code_2_before_any_pool(arguments, text, script, capfd
     assert text in err
     assert "Traceback" not in err
     assert out == ""
+    assert script.opened == 0
+
+
+@pytest.mark.parametrize("chat", [[], ["--chat"]])
+def test_a_text_for_a_folder_without_a_tokenizer_is_refused_before_any_pool(chat, script, capfd, tmp_path):
+    shutil.copy(ensure_tiny() / "config.json", tmp_path)
+    assert run(["generate", "--model", str(tmp_path), "--prompt-file", __file__, *chat]) == 2
+    assert "has no tokenizer.json; give --prompt-ids instead of texts" in capfd.readouterr().err
     assert script.opened == 0
 
 
@@ -189,6 +211,15 @@ def test_errors_are_one_paragraph_and_close_the_pool(error, exit_code, script, c
     assert str(error) in err
     assert err.count("\n") == 1
     assert script.closed == 1
+
+
+@pytest.mark.parametrize("debug", [(), ("--debug",)])
+def test_errors_hold_no_control_characters(debug, script, capfd):
+    script.fail = RankError("file a\x1b[2Jb\r\x9b", rank=1, step=3, traceback_text="at \x1b]0;c")
+    assert run(["generate", *GENERATE, *debug]) == 1
+    err = capfd.readouterr().err
+    assert "file a\ufffd[2Jb\ufffd\ufffd\n" in err
+    assert [c for c in err if c != "\n" and not c.isprintable()] == []
 
 
 def test_debug_shows_the_traceback_and_the_ranks_own(script, capfd):

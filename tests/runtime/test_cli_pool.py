@@ -133,6 +133,28 @@ def test_ctrl_c_leaves_nothing_running(stage, times, environ):
     assert not folder.exists()
 
 
+INTERRUPTED_ENCODING = (
+    "import os, signal; from leafsum.runtime.tokenizer import Tokenizer; encode = Tokenizer.encode;"
+    "Tokenizer.encode = lambda self, text: (print('encoding', flush=True), signal.setitimer(0, 0.3),"
+    " encode(self, text));"
+    "signal.signal(signal.SIGALRM, lambda number, frame: os.kill(os.getpid(), signal.SIGINT))"
+)
+"""Ctrl-C comes while a text is encoded that takes far longer."""
+
+
+def test_ctrl_c_while_a_long_prompt_is_encoded_ends_at_once(environ, tmp_path):
+    (tmp_path / "long.txt").write_text("hello there world " * 250_000)
+    arguments = ("generate", *TINY, "--prompt-file", str(tmp_path / "long.txt"))
+    with started(environ, *arguments, code=INTERRUPTED_ENCODING) as process:
+        assert process.stdout.readline() == "encoding\n"
+        begin_s = time.monotonic()
+        out, err = process.communicate(timeout=120)
+        took_s = time.monotonic() - begin_s
+    assert (process.returncode, out, err.strip()) == (130, "", "leafsum: interrupted")
+    assert took_s < 5
+    assert list(Path(environ["TMPDIR"]).iterdir()) == []
+
+
 INTERRUPTED_CLOSE = (
     "import os, signal, leafsum; close = leafsum.WorkerPool.close;"
     "leafsum.WorkerPool.close = lambda pool: (print(pool.run_id, flush=True), signal.setitimer(0, 0.01), close(pool));"

@@ -30,7 +30,12 @@ def test_honest_ranks_serve_a_request_to_its_end(run):
         assert run.hear() == Advance(request_id=0, num_prompt_rows=0, token_ids=(40 + step,))
     residual_hash = -sum(range(1, 9)) % 2**64
     assert run.hear() == Finished(
-        request_id=0, reason="length", residual_hash=residual_hash, logits_sha256="ab" * 32, error=""
+        request_id=0,
+        reason="length",
+        num_output_tokens=8,
+        residual_hash=residual_hash,
+        logits_sha256="ab" * 32,
+        error="",
     )
     run.close_pool()
     assert run.outcome() == [FIRST_TOKEN]

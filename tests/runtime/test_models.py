@@ -94,6 +94,13 @@ def test_a_folder_that_may_not_be_entered_is_named(locked):
     assert re.match("model: cannot look for the folder .*/model: Permission denied; expected a folder", done.stdout)
 
 
+def test_a_name_that_is_not_utf8_is_refused(tmp_path):
+    (tmp_path / "sur\udcff" / "model").mkdir(parents=True)
+    for folder in (tmp_path / "sur\udcff", tmp_path / "sur\udcff" / "model"):
+        with pytest.raises(ModelError, match=r"expected a folder with a name in UTF-8, got .*udcff.*; rename it"):
+            resolve_model(str(folder))
+
+
 def test_a_receipt_calls_a_folder_by_its_name_alone(tmp_path, monkeypatch, hub):
     (tmp_path / "a" / "b").mkdir(parents=True)
     monkeypatch.chdir(tmp_path / "a")

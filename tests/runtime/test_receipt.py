@@ -3,10 +3,12 @@
 import json
 import os
 import re
+import shutil
 from dataclasses import replace
 
 import fake_pool
 import pytest
+from leafsum.ranks.tiny import ensure_tiny
 from leafsum.runtime.commands.main import run
 from leafsum.runtime.receipts import facts, hashes
 from leafsum.runtime.receipts.arms import Arm
@@ -20,7 +22,8 @@ ARMS = ("--tp", "1,2", "--exchange", "slots,nodes", "--placement", "contiguous,s
 
 @pytest.fixture
 def script(monkeypatch, tmp_path):
-    (tmp_path / "config.json").write_text("{}")
+    for name in ("config.json", "tokenizer.json"):
+        shutil.copy(ensure_tiny() / name, tmp_path)
     monkeypatch.setattr("leafsum.runtime.models.resolve_model", lambda _text: tmp_path)
     # the hardware's facts come from leafsum._C, which these tests do not need
     monkeypatch.setattr(facts, "_instruction_set", lambda: "plain")
@@ -41,7 +44,7 @@ def test_equal_arms_make_a_whole_receipt(capfd):
     assert {"format", "numerics", "settings_digest", "code", "packages", "machine", "model", "not_run"} <= set(found)
     assert found["numerics"] == 1
     assert found["model"]["name"] == "tiny"
-    assert list(found["model"]["files"]) == ["config.json"]
+    assert list(found["model"]["files"]) == ["config.json", "tokenizer.json"]
     assert [prompt["text"] for prompt in found["prompts"]] == list(BUILT_IN_PROMPTS)
     assert len(found["arms"]) == 4 + (4 + 4 - 1)
     for arm in found["arms"]:
@@ -197,7 +200,7 @@ def test_a_receipt_that_differs_is_written_too(script, tmp_path):
     script.spoil = lambda settings, _index, completion: fake_pool.with_token(completion, 0, settings.tp)
     assert run(["receipt", *ARMS, "--out", str(tmp_path / "r.json")]) == 1
     assert json.loads((tmp_path / "r.json").read_text())["equal"] is False
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["config.json", "r.json"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["config.json", "r.json", "tokenizer.json"]
 
 
 def test_built_in_prompts_reach_past_a_chunk_of_64():

@@ -27,8 +27,9 @@ def test_a_folder_is_private_and_goes(base):
 
 
 def test_a_folder_that_nobody_holds_is_removed_by_the_next_run(base):
-    program = "from leafsum.runtime.run_folder import RunFolder; RunFolder.make()"
-    subprocess.run([sys.executable, "-c", program], check=True, env={**os.environ, "TMPDIR": str(base)})
+    program = "import os; from leafsum.runtime.run_folder import RunFolder; RunFolder.make(); os.kill(os.getpid(), 9)"
+    killed = subprocess.run([sys.executable, "-c", program], env={**os.environ, "TMPDIR": str(base)}, check=False)
+    assert killed.returncode == -9
     (abandoned,) = base.iterdir()
     held = RunFolder.make()
     assert not abandoned.exists()
@@ -36,6 +37,16 @@ def test_a_folder_that_nobody_holds_is_removed_by_the_next_run(base):
     assert held.path.exists()
     for folder in (held, other):
         folder.remove()
+
+
+def test_an_interrupt_right_after_the_folder_was_made_leaves_nothing(base, monkeypatch):
+    def interrupted(_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(RunFolder, "hold", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        RunFolder.make()
+    assert list(base.iterdir()) == []
 
 
 def test_what_is_being_made_and_what_is_no_run_folder_stay(base):

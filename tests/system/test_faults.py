@@ -102,6 +102,27 @@ def test_a_program_that_is_killed_leaves_no_process_and_no_folder(home):
     assert list(home.iterdir()) == []
 
 
+def test_a_program_that_is_killed_takes_its_ranks_along_though_the_coordinator_is_stopped(tmp_path):
+    program = """
+        import time
+        from leafsum.runtime.pool import WorkerPool
+        pool = WorkerPool(model="tiny", tp=2, threads=1)
+        print(pool.coordinator_pid, *(rank.pid for rank in pool.witness().ranks), flush=True)
+        time.sleep(600)
+    """
+    command = [sys.executable, "-c", textwrap.dedent(program)]
+    host = subprocess.Popen(command, stdout=subprocess.PIPE, cwd=tmp_path)
+    assert host.stdout is not None
+    with host.stdout:
+        coordinator, *ranks = (int(pid) for pid in host.stdout.readline().split())
+    os.kill(coordinator, signal.SIGSTOP)
+    host.kill()
+    host.wait()
+    wait_until(lambda: all_gone(ranks), "no rank left")
+    os.kill(coordinator, signal.SIGCONT)
+    wait_until(lambda: not processes_in(tmp_path), "no process left")
+
+
 def test_a_pool_that_is_dropped_without_close_leaves_nothing(home):
     program = """
         from leafsum.runtime.pool import WorkerPool

@@ -3,8 +3,10 @@
 import os
 import stat
 import threading
+import warnings
 
 import pytest
+import zmq
 from leafsum.errors import ConfigError, PoolClosed, PromptError
 from leafsum.runtime.pool import WorkerPool
 from leafsum.runtime.sampling import SamplingParams
@@ -125,6 +127,60 @@ def test_threads_take_turns(pool):
     for thread in threads:
         thread.join(timeout=120)
     assert found == [expected] * 3
+
+
+def test_generate_within_its_own_progress_is_refused(pool):
+    expected = pool.generate(PROMPTS, SAMPLING)
+    with pytest.raises(ConfigError, match="within its own on_progress"):
+        pool.generate(PROMPTS, SAMPLING, on_progress=lambda _: pool.generate(["x"], SAMPLING))
+    assert pool.generate(PROMPTS, SAMPLING) == expected
+
+
+@pytest.mark.parametrize("prompts", ["abc", b"abc", None, {"Hi": 1}, iter(["Hi"])])
+def test_what_is_no_sequence_of_prompts_is_refused(pool, prompts):
+    with pytest.raises(ConfigError, match="sequence of prompts"):
+        pool.generate(prompts, SAMPLING)
+
+
+@pytest.mark.parametrize("prompt", [b"Hi", bytearray(b"Hi"), {72: 1}, {72, 105}, [True, False], [1.5], None, 7])
+def test_what_is_neither_text_nor_ids_is_refused(pool, prompt):
+    with pytest.raises(PromptError, match="prompt 0: expected text, or a sequence of token ids"):
+        pool.generate([prompt], SAMPLING)
+
+
+@pytest.mark.parametrize("sampling", [None, {"max_tokens": 3}, [3], [SAMPLING, SAMPLING]])
+def test_what_are_no_sampling_parameters_is_refused(pool, sampling):
+    with pytest.raises(ConfigError, match=r"SamplingParams|sampling parameters for 1"):
+        pool.generate(["x"], sampling)
+
+
+def test_a_second_peer_on_the_pools_socket_takes_no_part(pool):
+    expected = pool.generate(PROMPTS, SAMPLING)
+    context = zmq.Context()
+    stranger = context.socket(zmq.DEALER)
+    stranger.connect(f"ipc://{pool.run_folder / 'host.sock'}")
+    try:
+        assert [pool.generate(PROMPTS, SAMPLING) for _ in range(3)] == [expected] * 3
+    finally:
+        context.destroy(linger=0)
+
+
+def test_a_forked_copy_of_the_program_leaves_the_pool_alone(pool):
+    expected = pool.generate(PROMPTS, SAMPLING)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # of a fork with threads: that is the case here
+        pid = os.fork()
+    if pid == 0:
+        try:
+            pool.generate(PROMPTS, SAMPLING)
+        except PoolClosed:
+            pool.close()
+            pool._conversation.run_folder.remove()
+            os._exit(0)
+        os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    assert pool.run_folder.exists()
+    assert pool.generate(PROMPTS, SAMPLING) == expected
 
 
 def test_closing_from_another_thread_ends_a_generation():

@@ -25,7 +25,7 @@ def test_an_idle_pool_uses_under_half_a_percent_of_a_core_in_each_process():
 
 def test_a_rank_that_waits_for_a_late_peer_uses_under_one_percent_of_a_core():
     """While no token comes and the request is not done, a step is under way that one rank holds up for the other."""
-    sampling = SamplingParams(max_tokens=40, ignore_eos=True)
+    sampling = SamplingParams(max_tokens=100, ignore_eos=True)
     with WorkerPool(model="tiny", tp=2, threads=1, kv_tokens=1024) as pool:
         waiting, late = (rank.pid for rank in pool.witness().ranks)
         tokens = [0]
@@ -52,7 +52,7 @@ def test_a_rank_that_waits_for_a_late_peer_uses_under_one_percent_of_a_core():
 
         (held_up,) = pool.generate(["x"], sampling, on_progress=hold_up_once)
         measuring.join()
-        assert tokens_told[0] == tokens_told[1] < 40, "a step ended, or the request: nobody waited"
+        assert tokens_told[0] == tokens_told[1] < 100, "a step ended, or the request: nobody waited"
         assert all(seconds < 0.01 * LATE_S for seconds in used_s), used_s
         (undisturbed,) = pool.generate(["x"], sampling)
         assert held_up == undisturbed
