@@ -27,7 +27,7 @@ def test_a_folder_is_private_and_goes(base):
 
 
 def test_a_folder_that_nobody_holds_is_removed_by_the_next_run(base):
-    program = "import os; from leafsum.runtime.run_folder import RunFolder; RunFolder.make(); os.kill(os.getpid(), 9)"
+    program = "import os; from leafsum.runtime.run_folder import RunFolder as R; f = R.make(); os.kill(os.getpid(), 9)"
     killed = subprocess.run([sys.executable, "-c", program], env={**os.environ, "TMPDIR": str(base)}, check=False)
     assert killed.returncode == -9
     (abandoned,) = base.iterdir()
