@@ -73,15 +73,16 @@ class Child:
 
     def exit_status(self) -> int | None:
         """The exit code, negative for a signal, None while the child runs."""
-        return self._process.poll()
+        return self.wait(0.0)
 
     def wait(self, timeout_s: float) -> int | None:
-        """The exit status, or None if the child still runs after `timeout_s`."""
+        """The exit status, or None if the child still runs after `timeout_s`. From any thread."""
         if self.pidfd >= 0:
             exits = select.poll()  # select.select would refuse a descriptor of 1024 or above
             exits.register(self.pidfd, select.POLLIN)
-            exits.poll(max(0.0, timeout_s) * 1000)
-        return self._process.poll()
+            if exits.poll(max(0.0, timeout_s) * 1000):
+                return self._process.wait()  # at once; Popen.poll says None while another thread asks
+        return self._process.returncode
 
     def send_signal(self, signal_number: signal.Signals) -> None:
         if self.exit_status() is None:
