@@ -56,9 +56,8 @@ class Conversation:
             self.close()
             raise
 
-    @property
-    def coordinator(self) -> Child:
-        """Raises PoolClosed once the conversation has ended, and in a forked copy of the program."""
+    def require_open(self) -> Child:
+        """The coordinator. Raises PoolClosed once the conversation has ended, and in a forked copy of the program."""
         if self._owner_pid != os.getpid():
             raise PoolClosed(f"this pool belongs to process {self._owner_pid}; a forked copy must make its own")
         if self._coordinator is None:
@@ -71,8 +70,8 @@ class Conversation:
 
     def send(self, message: ToCoordinator) -> None:
         """Queue a message; never blocks. Raises PoolClosed."""
-        if self.coordinator.pidfd >= 0:
-            self._socket.send(encode(message))
+        self.require_open()
+        self._socket.send(encode(message))
 
     def submit(self, orders: Sequence[Order]) -> None:
         for submit in submits(orders):
@@ -93,7 +92,7 @@ class Conversation:
 
     def receive(self, timeout_s: float) -> FromCoordinator:
         """The coordinator's next word. Its Fatal, its death and the deadline are raised, and end the conversation."""
-        coordinator = self.coordinator
+        coordinator = self.require_open()
         poller = zmq.Poller()
         for source in (self._socket, coordinator.pidfd):
             poller.register(source, zmq.POLLIN)

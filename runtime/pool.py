@@ -125,7 +125,7 @@ class WorkerPool:
     @property
     def coordinator_pid(self) -> int:
         """Raises PoolClosed once the pool is closed."""
-        return self._conversation.coordinator.pid
+        return self._conversation.require_open().pid
 
     def __enter__(self) -> Self:
         return self
