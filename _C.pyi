@@ -31,6 +31,11 @@ def instruction_set() -> str: ...
 def subnormals_kept() -> bool:
     """True when neither flush-to-zero nor denormals-are-zero is on in the calling thread and in every kernel thread."""
 
+def set_poison(is_on: bool) -> None:
+    """Whether results and scratch of every kernel come filled with NaN bytes before it writes them."""
+
+def poison() -> bool: ...
+
 # Functions of one FP32 argument, correctly rounded; any shape. Every NaN result is 0x7FC00000.
 def exp(x: F32) -> F32: ...
 def log(x: F32) -> F32: ...
@@ -148,3 +153,20 @@ def tree_nodes(
     [M, G, H]) are taken as they are instead of being computed; slots under a given node are not read. Empty leaves are
     +0.0 and skipped.
     """
+
+# A barrier of processes in memory that they share, int32 words [1 + ranks, 16], zero at first; layout: bind_meeting.cpp.
+MEETING_WAITING: int
+MEETING_MET: int
+MEETING_BROKEN_OFF: int
+
+def meeting_arrive(words: I32, rank: int) -> None:
+    """Count `rank` in at this generation; the last to come ends it and wakes all others."""
+
+def meeting_wait(words: I32, generation: int, until_s: float) -> int:
+    """Sleep until generation (mod 2^31) has ended (MEETING_MET) or the meeting was broken off (MEETING_BROKEN_OFF).
+
+    MEETING_WAITING: `until_s` of CLOCK_MONOTONIC has come, or a signal.
+    """
+
+def meeting_break_off(words: I32) -> None:
+    """Wake all that wait, now and from now on, for a generation that has not ended."""

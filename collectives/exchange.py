@@ -14,6 +14,7 @@ import torch
 from numpy.typing import NDArray
 
 from .._C import tree_nodes
+from .hazards import HazardCounts
 from .placement import Placement
 from .transport import Transport
 from .tree import ROOT
@@ -30,10 +31,19 @@ class Exchange:
     """Sums rows over all ranks, in one order.
 
     `mode` "auto" becomes the placement's `auto_mode`. `top_k` is the number of routed slots in a row; a shared id is
-    one more. `num_exchanges` counts the sums for which rows travelled; bytes are in `transport.stats`.
+    one more. `num_exchanges` counts the sums for which rows travelled; bytes are in `transport.stats`. `hazards`, where
+    given, counts over the rows that this rank owns.
     """
 
-    def __init__(self, placement: Placement, rank: int, transport: Transport, mode: str, top_k: int) -> None:
+    def __init__(
+        self,
+        placement: Placement,
+        rank: int,
+        transport: Transport,
+        mode: str,
+        top_k: int,
+        hazards: HazardCounts | None = None,
+    ) -> None:
         if mode not in MODES:
             raise ValueError(f"expected an exchange mode of {', '.join(MODES)}, found {mode!r}")
         if (rank, placement.num_ranks) != (transport.rank, transport.num_ranks):
@@ -47,6 +57,7 @@ class Exchange:
         self.top_k = top_k
         self.mode = placement.auto_mode(top_k) if mode == "auto" else mode
         self.num_exchanges = 0
+        self.hazards = hazards
         tree = placement.tree
         self._covers = [np.array(placement.cover(r), dtype=np.int32) for r in range(placement.num_ranks)]
         self._owners = np.array([*placement.owners, _NO_OWNER], dtype=np.int32)  # index -1: no row in this slot
@@ -58,24 +69,34 @@ class Exchange:
         """Padded rows that each rank sends for one token: {"slots": n, "nodes": n}; the same on all ranks."""
         return self.placement.rows_per_token(self.top_k)
 
-    def sum(self, slot_rows: torch.Tensor, slot_ids: torch.Tensor) -> torch.Tensor:
+    def sum(
+        self,
+        slot_rows: torch.Tensor,
+        slot_ids: torch.Tensor,
+        slot_weights: torch.Tensor | None = None,  # noqa: ARG002 (for exchanges that add in another order)
+    ) -> torch.Tensor:
         """slot_rows FP32 [M, S, H], slot_ids int32 [M, S] -> FP32 [M, H], the root of the tree, on every rank.
 
         slot_ids, the same on all ranks, ascend in a row; -1 says that the slot is empty. slot_rows hold values where
-        this rank owns the id; other rows are never read. Raises ValueError for a wrong shape, dtype or id, and what the
-        transport raises.
+        this rank owns the id; other rows are never read. slot_weights FP32 [M, S], which the rows already hold, have no
+        part in this order. Raises ValueError for a wrong shape, dtype or id, and what the transport raises.
         """
         rows, ids = self._checked(slot_rows, slot_ids)
+        if self.hazards is not None:
+            self.hazards.count_rows(rows[self._owners[ids] == self.rank])
         if self.transport.num_ranks == 1 or ids.size == 0:
             return torch.from_numpy(self._root(rows, ids))
         self.num_exchanges += 1
         return torch.from_numpy(self._sum_slots(rows, ids) if self.mode == "slots" else self._sum_nodes(rows, ids))
 
     def _sum_slots(self, rows: F32, ids: I32) -> F32:
+        return self._root(self._gather_slots(rows, ids), ids)
+
+    def _gather_slots(self, rows: F32, ids: I32) -> F32:
         owners = self._owners[ids]
         num_each = [int(np.count_nonzero(owners == r)) for r in range(self.transport.num_ranks)]
         parts = self._gather(rows[owners == self.rank], num_each)
-        return self._root(_scatter(rows, owners, parts), ids)
+        return _scatter(rows, owners, parts)
 
     def _sum_nodes(self, rows: F32, ids: I32) -> F32:
         num_rows, _, hidden = rows.shape
@@ -126,7 +147,7 @@ def _scatter(rows: F32, owners: I32, parts: list[F32]) -> F32:
     """
     if not any(len(part) for part in parts):
         return rows
-    scattered = np.empty_like(rows)
+    scattered: F32 = torch.empty(rows.shape).numpy()  # torch's, since that can come poisoned
     for rank, part in enumerate(parts):
         scattered[owners == rank] = part
     return scattered

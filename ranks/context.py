@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 
+from ..collectives.controls import CONTROLS, PARTIAL_SUMS, ControlExchange
 from ..collectives.exchange import Exchange
+from ..collectives.hazards import HazardCounts
 from ..collectives.placement import Placement
 from ..collectives.transport import Transport
 from ..collectives.tree import CanonicalTree
@@ -12,10 +15,11 @@ from ..collectives.tree import CanonicalTree
 
 @dataclass(frozen=True, slots=True)
 class RankContext:
-    """One rank of `num_ranks`. Whatever stands here keeps bits, but the compute dtype.
+    """One rank of `num_ranks`. Whatever stands here keeps bits, but the compute dtype and a control.
 
     `dtype` "float32", "bfloat16" or "float16"; `exchange` "slots", "nodes" or "auto"; `placement` of the experts, as
     Placement.named reads it. Attention heads are always placed contiguously, so that a rank keeps few KV heads.
+    `layer_digests`, `control` and `hazards` are what a receipt asks for.
     """
 
     rank: int
@@ -24,14 +28,21 @@ class RankContext:
     exchange: str
     placement: str
     transport: Transport
+    layer_digests: bool = False
+    control: str = "none"
+    hazards: HazardCounts | None = None
 
     def expert_exchange(self, num_experts: int, top_k: int) -> Exchange:
         tree = CanonicalTree(num_experts)
-        placement = Placement.named(self.placement, tree, self.num_ranks)
-        return Exchange(placement, self.rank, self.transport, self.exchange, top_k)
+        return self._exchange(Placement.named(self.placement, tree, self.num_ranks), top_k, CONTROLS)
 
     def attention_exchange(self, num_leaves: int) -> Exchange:
         """Every leaf is one id and is chosen in every row."""
         tree = CanonicalTree(num_leaves, ids_per_leaf=1)
-        placement = Placement.contiguous(tree, self.num_ranks)
-        return Exchange(placement, self.rank, self.transport, self.exchange, num_leaves)
+        return self._exchange(Placement.contiguous(tree, self.num_ranks), num_leaves, PARTIAL_SUMS)
+
+    def _exchange(self, placement: Placement, top_k: int, controls: Collection[str]) -> Exchange:
+        """The canonical one, unless the control of this run is one that applies here."""
+        if self.control in controls:
+            return ControlExchange(self.control, placement, self.rank, self.transport, top_k)
+        return Exchange(placement, self.rank, self.transport, self.exchange, top_k, self.hazards)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from ..collectives.hazards import HazardCounts
 from ..collectives.transport import Transport
 from . import ops
 from .kv import KVPages
@@ -32,8 +33,11 @@ class Decision:
 class Engine:
     """Executes plans on one rank. Every rank gets the same plans and comes to equal results."""
 
-    def __init__(self, model: CausalModel, transport: Transport, setup: Setup) -> None:
+    def __init__(
+        self, model: CausalModel, transport: Transport, setup: Setup, hazards: HazardCounts | None = None
+    ) -> None:
         self.model = model
+        self.hazards = hazards
         self.transport = transport
         self.setup = setup
         self.rules = PlanRules(setup, model.spec.vocab_size)
@@ -48,13 +52,17 @@ class Engine:
             page_size=setup.page_size,
             dtype=setup.dtype,
         )
+        if setup.poison:
+            self.kv.fill_nan()
 
     def execute(self, plan: Plan) -> StepResult:
         """Compute one plan. Raises ProtocolError, before any of it is done, for a plan that does not fit the slots."""
         self.rules.check(plan, self.step, self.slots)
         self.step = plan.step
         for slot_id in plan.releases:
-            del self.slots[slot_id]
+            released = self.slots.pop(slot_id)
+            if self.setup.poison:
+                self.kv.fill_nan_in(released.page_ids)
         for admit in plan.admits:
             self.page_table[admit.slot, : len(admit.page_ids)] = torch.tensor(admit.page_ids, dtype=torch.int32)
             self.slots[admit.slot] = Slot(admit.page_ids)
@@ -64,7 +72,7 @@ class Engine:
     def _compute(self, runs: tuple[Run, ...]) -> tuple[RunResult, ...]:
         rows = self._rows(runs)
         residual = self.model.forward(rows, self.kv)
-        row_hashes = ops.residual_hash(residual.rows, rows.positions)
+        row_hashes = ops.residual_hash(residual.rows, rows.positions).tolist()
         bad_layers = residual.first_bad_layer.tolist()
         ends = np.cumsum([max(1, len(run.token_ids)) for run in runs]).tolist()
         decided = [end - 1 for run, end in zip(runs, ends, strict=True) if run.decides]
@@ -74,7 +82,8 @@ class Engine:
             begin = end - max(1, len(run.token_ids))
             run_hash = sum(row_hashes[begin:end]) % HASH_MODULUS
             decision = next(decisions) if run.decides else None
-            results.append(self._conclude(run, end - begin, run_hash, bad_layers[begin:end], decision))
+            layer_hashes = residual.layer_hashes[begin:end].astype("<u8").tobytes()
+            results.append(self._conclude(run, end - begin, run_hash, layer_hashes, bad_layers[begin:end], decision))
         return tuple(results)
 
     def _rows(self, runs: tuple[Run, ...]) -> StepRows:
@@ -94,7 +103,13 @@ class Engine:
         )
 
     def _conclude(
-        self, run: Run, num_rows: int, run_hash: int, bad_layers: list[int], decision: Decision | None
+        self,
+        run: Run,
+        num_rows: int,
+        run_hash: int,
+        layer_hashes: bytes,
+        bad_layers: list[int],
+        decision: Decision | None,
     ) -> RunResult:
         slot = self.slots[run.slot]
         slot.length += num_rows
@@ -113,6 +128,7 @@ class Engine:
             bad_layer=bad_layer,
             bad_position=bad_position,
             logits_sha256=slot.logits_sha256.hexdigest() if self.setup.digests and decision else "",
+            layer_hashes=layer_hashes,
         )
 
     def _decide(self, residual_rows: torch.Tensor) -> list[Decision]:
@@ -158,4 +174,5 @@ class Engine:
             bytes_sent=stats.bytes_sent,
             bytes_received=stats.bytes_received,
             num_exchanges=self.model.num_exchanges,
+            hazards={} if self.hazards is None else self.hazards.as_dict(),
         )

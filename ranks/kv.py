@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
 from .ops import TORCH_DTYPES
@@ -28,3 +30,8 @@ class KVPages:
         """Poison: whoever reads a position that was not written gets NaN."""
         for pages in (*self.keys, *self.values):
             pages.fill_(torch.nan)
+
+    def fill_nan_in(self, page_ids: Sequence[int]) -> None:
+        """Poison of pages that are free again: what their last owner wrote is nobody's any more."""
+        for pages in (*self.keys, *self.values):
+            pages[list(page_ids)] = torch.nan

@@ -47,7 +47,13 @@ class Setup(Message, frozen=True):
     num_slots: Index
     max_pages_per_slot: Index
     num_threads: Index
+    transport: Annotated[str, msgspec.Meta(pattern="^(shared|gloo)$")]
     digests: bool
+    layer_digests: bool
+    control: str
+    poison: bool
+    hazards: bool
+    delay_seed: Index
     store_path: str
     start_timeout_s: float
     step_timeout_s: float
@@ -109,7 +115,8 @@ class RunResult(Message, frozen=True):
     `token_id` is -1 where nothing was decided. `residual_hash` is the sum, mod 2^64, of the hashes of the run's final
     residual rows (docs/numerics.md section 8). `bad_layer` is the first layer whose output is not finite (the number of
     layers where only the logits are not), -1 when all is finite. `logits_sha256` is the running digest of the slot's
-    decided rows, empty unless digests are on.
+    decided rows, empty unless digests are on. `layer_hashes`: U64 little-endian [rows, layers], the hash of the
+    residual after every layer, empty unless layer digests are on.
     """
 
     slot: Index
@@ -118,15 +125,20 @@ class RunResult(Message, frozen=True):
     bad_layer: IndexOrNone
     bad_position: IndexOrNone
     logits_sha256: str
+    layer_hashes: bytes = b""
 
 
 class Traffic(Message, frozen=True):
-    """What this rank has exchanged since it started: collective calls by kind, and payload bytes."""
+    """What this rank has exchanged since it started: collective calls by kind, and payload bytes.
+
+    `hazards`: what its rows held that a careless sum would treat otherwise, by name; empty unless they are counted.
+    """
 
     calls: dict[str, Count]
     bytes_sent: Count
     bytes_received: Count
     num_exchanges: Count
+    hazards: dict[str, Count] = {}
 
 
 class StepResult(Message, frozen=True):

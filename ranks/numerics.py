@@ -12,8 +12,15 @@ NUMERICS_VERSION = 1
 HASH_MODULUS = 2**64
 """Residual hashes are sums modulo this (docs/numerics.md section 8)."""
 
+CONTROLS = ("none", "pick-order", "rank-chain", "bfloat16-partials", "dropped-row", "doubled-row", "flipped-bit")
+"""Sums over ranks that are wrong on purpose (collectives/controls.py), and the right one: a numeric setting."""
+
 
 def settings_digest(numeric: Mapping[str, object]) -> str:
-    """SHA-256 (hex) over the numeric settings by name, and the version of the numeric contract."""
-    text = json.dumps({"numerics": NUMERICS_VERSION, **numeric}, sort_keys=True)
+    """SHA-256 (hex) over the numeric settings by name, and the version of the numeric contract.
+
+    A control enters only where there is one: runs that prove nothing about it keep their digest.
+    """
+    entering = {name: value for name, value in numeric.items() if (name, value) != ("control", "none")}
+    text = json.dumps({"numerics": NUMERICS_VERSION, **entering}, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()

@@ -12,6 +12,7 @@ import torch
 from numpy.typing import NDArray
 
 from .. import _C
+from . import poison
 
 TORCH_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 DTYPE_NAMES = {dtype: name for name, dtype in TORCH_DTYPES.items()}
@@ -64,7 +65,8 @@ def narrow(x: torch.Tensor, dtype: str) -> torch.Tensor:
 def pack_weight(weight: torch.Tensor) -> torch.Tensor:
     """[N, K] -> [ceil(N / 16), K, 16], the same dtype."""
     dtype = dtype_name(weight)
-    return from_storage(_C.pack_weight(storage(weight), dtype), dtype)
+    packed = from_storage(_C.pack_weight(storage(weight), dtype), dtype)
+    return poison.guarded(packed, weight.shape[0]) if poison.is_on() else packed
 
 
 def linear(
@@ -129,9 +131,9 @@ def nonfinite_rows(x: torch.Tensor) -> torch.Tensor:
     return torch.from_numpy(_C.nonfinite_rows(f32(x)))
 
 
-def residual_hash(x: torch.Tensor, positions: torch.Tensor) -> list[int]:
-    """One 64-bit hash a row of x F32 [M, H], as Python integers."""
-    return [int(row_hash) for row_hash in _C.residual_hash(f32(x), i32(positions))]
+def residual_hash(x: torch.Tensor, positions: torch.Tensor) -> NDArray[np.uint64]:
+    """F32 [M, H] -> U64 [M]: one hash a row."""
+    return _C.residual_hash(f32(x), i32(positions))
 
 
 def store_kv(

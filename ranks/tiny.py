@@ -1,19 +1,16 @@
 """The demonstration model `tiny`: small random weights of the family qwen3_moe, the same bits on every machine.
 
 Weights are exact functions of a seed: raw Philox words, integer sums, a few IEEE float64 operations, one rounding.
-No library function that may round differently elsewhere takes part. They are random but for the head: its rows follow
-which letter comes after which in TEXT, so that what the model writes can be read aloud, though it means nothing.
+No library function that may round differently elsewhere takes part. They are random but for two things. The head's
+rows follow which letter comes after which in TEXT, so that what the model writes can be read aloud, though it means
+nothing. And `_plant_hazards` makes what a careless sum gets wrong happen in every prompt: ties, subnormals, -0.0.
 """
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import json
-import shutil
 import struct
-import tempfile
-import time
 from pathlib import Path
 from typing import Any
 
@@ -21,14 +18,10 @@ import numpy as np
 from numpy.typing import NDArray
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
-from ..errors import ConfigError
-from .user_cache import user_cache_dir
+from .user_cache import made_once
 
-VERSION = 1
+VERSION = 2
 """Of the content: the folder's name. A change of any byte below is a new version."""
-
-UNFINISHED_MAX_AGE_S = 3600.0
-"""Making the folder takes less than a second: an unfinished one this old was left by a maker that was killed."""
 
 SEED = 7
 NUM_BYTES = 256
@@ -36,6 +29,7 @@ SPECIAL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 VOCAB_SIZE = NUM_BYTES + len(SPECIAL_TOKENS)
 HIDDEN, HEADS, KV_HEADS, HEAD_DIM, LAYERS = 128, 8, 2, 32, 4
 EXPERTS, EXPERT_WIDTH = 64, 16
+SUBNORMAL_ELEMENT, ZERO_ELEMENT = 40, 90
 
 TEXT = """
 a tree holds many leaves and no two winds move them in the same order. the roots do not ask which branch came first;
@@ -83,44 +77,8 @@ U16 = NDArray[np.uint16]
 
 
 def ensure_tiny() -> Path:
-    """The model's folder in the user's cache; made on first use. Two processes at once may both make it: one wins.
-
-    Raises ConfigError where the cache cannot be written.
-    """
-    cache = user_cache_dir()
-    folder = cache / f"tiny-{VERSION}"
-    try:
-        _remove_unfinished(cache)
-        if not folder.is_dir():
-            cache.mkdir(parents=True, exist_ok=True)
-            _make(folder)
-    except OSError as error:
-        raise ConfigError(
-            f"the demonstration model is made in the cache folder {cache}, which cannot be written: "
-            f"{error.strerror or error}. Set XDG_CACHE_HOME to a folder you can write"
-        ) from error
-    return folder
-
-
-def _make(folder: Path) -> None:
-    """Write it beside its place and rename it: a folder of that name is always whole."""
-    unfinished = Path(tempfile.mkdtemp(prefix=f"{folder.name}-", dir=folder.parent))
-    try:
-        write_tiny(unfinished)
-        unfinished.chmod(0o755)
-        unfinished.rename(folder)
-    except OSError:
-        if not folder.is_dir():
-            raise
-    finally:
-        shutil.rmtree(unfinished, ignore_errors=True)
-
-
-def _remove_unfinished(cache: Path) -> None:
-    for folder in cache.glob("tiny-*-*"):
-        with contextlib.suppress(OSError):  # its maker, or another process that tidies up, was quicker
-            if time.time() - folder.stat().st_mtime > UNFINISHED_MAX_AGE_S:
-                shutil.rmtree(folder, ignore_errors=True)
+    """The model's folder in the user's cache; made on first use. ConfigError where the cache cannot be written."""
+    return made_once("the demonstration model", f"tiny-{VERSION}", write_tiny)
 
 
 def write_tiny(folder: Path) -> None:
@@ -129,15 +87,15 @@ def write_tiny(folder: Path) -> None:
     _write_json(folder / "generation_config.json", GENERATION_CONFIG)
     (folder / "chat_template.jinja").write_text(CHAT_TEMPLATE)
     (folder / "tokenizer.json").write_text(_tokenizer().to_str(pretty=True), encoding="utf-8")
-    _write_safetensors(folder / "model.safetensors", _tensors())
+    write_safetensors(folder / "model.safetensors", _tensors())
 
 
 def _write_json(path: Path, values: dict[str, Any]) -> None:
     path.write_text(json.dumps(values, indent=2, sort_keys=True) + "\n")
 
 
-def _write_safetensors(path: Path, tensors: dict[str, U16]) -> None:
-    """Written here and not by the library so that the file's bytes, alignment and order included, never change."""
+def write_safetensors(path: Path, tensors: dict[str, U16]) -> None:
+    """bfloat16 bits by name. Not by the library: the file's bytes, alignment and order included, never change so."""
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     offset = 0
     for name in sorted(tensors):
@@ -184,6 +142,7 @@ class _Noise:
 def _tensors() -> dict[str, U16]:
     noise = _Noise(SEED)
     codes = noise.integers(VOCAB_SIZE, HIDDEN)
+    codes[:, [SUBNORMAL_ELEMENT, ZERO_ELEMENT]] = 0
     tensors = {
         "model.embed_tokens.weight": codes / 37837.0,
         "lm_head.weight": _head(codes, noise),
@@ -211,7 +170,27 @@ def _layer(noise: _Noise) -> dict[str, F64]:
         layer[f"mlp.experts.{expert}.gate_proj.weight"] = noise.values(HIDDEN**-0.5, EXPERT_WIDTH, HIDDEN)
         layer[f"mlp.experts.{expert}.up_proj.weight"] = noise.values(HIDDEN**-0.5, EXPERT_WIDTH, HIDDEN)
         layer[f"mlp.experts.{expert}.down_proj.weight"] = noise.values(3 * EXPERT_WIDTH**-0.5, HIDDEN, EXPERT_WIDTH)
+    _plant_hazards(layer)
     return layer
+
+
+def _plant_hazards(layer: dict[str, F64]) -> None:
+    """What a sum over ranks can get wrong, where nothing else hides it.
+
+    The router cannot tell the last expert of a leaf from the first of the next one. Nothing but experts writes to two
+    elements of the residual: to one of them values of about 2^-128, below FP32's smallest normal number; to the other
+    products of an inner value of about 2^-17 with the smallest bfloat16 numbers, most of which round to a zero of
+    their sign.
+    """
+    router = layer["mlp.gate.weight"]
+    router[8::8] = router[7:-1:8]
+    layer["self_attn.o_proj.weight"][[SUBNORMAL_ELEMENT, ZERO_ELEMENT]] = 0
+    for expert in range(EXPERTS):
+        layer[f"mlp.experts.{expert}.up_proj.weight"][0] *= 2.0**-16
+        down = layer[f"mlp.experts.{expert}.down_proj.weight"]
+        down[SUBNORMAL_ELEMENT] *= 2.0**-127
+        down[ZERO_ELEMENT, 0] *= 2.0**-132
+        down[ZERO_ELEMENT, 1:] = 0
 
 
 def _head(codes: NDArray[np.int64], noise: _Noise) -> F64:

@@ -150,6 +150,7 @@ class Coordinator:
                     num_output_tokens=len(request.output),
                     residual_hash=request.residual_hash,
                     logits_sha256=request.logits_sha256,
+                    layer_hashes=bytes(request.layer_hashes),
                     error=done.error,
                 )
             )
@@ -247,7 +248,13 @@ def setup_of(settings: Settings, start: Start, limits: Limits, run_folder: RunFo
         num_slots=limits.num_slots,
         max_pages_per_slot=-(-limits.max_context // settings.page_size),
         num_threads=settings.threads or max(1, len(os.sched_getaffinity(0)) // settings.tp),
+        transport="gloo" if settings.transport == "gloo" else "shared",
         digests=settings.digests,
+        layer_digests=settings.layer_digests,
+        control=settings.control,
+        poison=settings.poison,
+        hazards=settings.hazards,
+        delay_seed=settings.delay_seed,
         store_path=str(run_folder.store),
         start_timeout_s=settings.start_timeout_s,
         step_timeout_s=settings.step_timeout_s + RANK_GRACE_S,

@@ -29,6 +29,7 @@ from ..ranks.messages import (
     Hello,
     Plan,
     Ready,
+    RunResult,
     Setup,
     StepResult,
     ToRank,
@@ -38,6 +39,9 @@ from ..ranks.messages import (
 from .child import Child, describe_exit, end_children
 from .run_folder import RunFolder
 from .settings import Settings
+
+HASH_BYTES = 8
+"""Of one residual hash in RunResult.layer_hashes."""
 
 LEAVE_TIMEOUT_S = 3.0
 """How long ranks may take to leave once their death pipes are closed; then SIGTERM."""
@@ -261,13 +265,25 @@ def agreed(plan: Plan, results: list[StepResult], run_id: str) -> StepResult:
         for mine, theirs in zip(first.runs, other.runs, strict=True):
             if mine != theirs:
                 raise RankMismatch(
-                    f"run {run_id}: ranks disagree at step {plan.step}, slot {mine.slot}: rank {first.rank} has token "
+                    f"run {run_id}: ranks disagree at step {plan.step}, slot {mine.slot}"
+                    f"{_where_layers_differ(mine, theirs, plan)}: rank {first.rank} has token "
                     f"{mine.token_id}, residual {mine.residual_hash:016x}; rank {other.rank} has token "
                     f"{theirs.token_id}, residual {theirs.residual_hash:016x}. No token of this step was released",
                     rank=other.rank,
                     step=plan.step,
                 )
     return first
+
+
+def _where_layers_differ(mine: RunResult, theirs: RunResult, plan: Plan) -> str:
+    """', position P, layer L': the first layer of the first row that differs; empty without layer hashes."""
+    run = next(run for run in plan.runs if run.slot == mine.slot)
+    num_layers = len(mine.layer_hashes) // HASH_BYTES // max(1, len(run.token_ids))
+    for begin in range(0, len(mine.layer_hashes), HASH_BYTES):
+        if mine.layer_hashes[begin : begin + HASH_BYTES] != theirs.layer_hashes[begin : begin + HASH_BYTES]:
+            row, layer = divmod(begin // HASH_BYTES, num_layers)
+            return f", position {run.start + row}, layer {layer}"
+    return ""
 
 
 def check_hellos(hellos: list[Hello], run_id: str) -> None:

@@ -72,7 +72,8 @@ class Advance(Message, frozen=True):
 class Finished(Message, frozen=True):
     """One request's end. `error` is empty, or says why it failed or was refused (`reason` "failed" or "refused").
 
-    `num_output_tokens` counts what Advance has carried: the pool must have them all.
+    `num_output_tokens` counts what Advance has carried: the pool must have them all. `layer_hashes`: as in RunResult,
+    over all rows of the request.
     """
 
     request_id: Index
@@ -81,6 +82,7 @@ class Finished(Message, frozen=True):
     residual_hash: Annotated[int, msgspec.Meta(ge=0)]
     logits_sha256: str
     error: str
+    layer_hashes: bytes = b""
 
 
 class RankReport(Message, frozen=True):

@@ -260,6 +260,7 @@ class WorkerPool:
             residual_hash="" if finished.reason == "failed" else f"{finished.residual_hash:016x}",
             tp=self.settings.tp,
             error=finished.error,
+            layer_hashes=finished.layer_hashes,
         )
 
     def _cancel(self, request_ids: list[int]) -> None:

@@ -36,7 +36,9 @@ class Completion:
 
     `text` is None for a model folder without a tokenizer; `prompt` is None where ids were given. `finish_reason` is
     "stop" (a stop id, which is the last of `token_ids`), "length", or "failed", and then `error` says why.
-    `logits_sha256` is None without digests; `residual_hash` is 16 hex digits.
+    `logits_sha256` is None without digests; `residual_hash` is 16 hex digits; `layer_hashes`, empty without layer
+    digests, are U64 little-endian [rows, layers]: one hash of the residual for each position that was computed and
+    each layer.
     """
 
     prompt: str | None
@@ -49,6 +51,7 @@ class Completion:
     residual_hash: str
     tp: int
     error: str = ""
+    layer_hashes: bytes = b""
 
     def to_dict(self) -> dict[str, Any]:
         """The fields that `generate --json` prints; logits_sha256 only with digests, error only where it failed."""

@@ -92,6 +92,7 @@ class Request:
     output: list[int] = field(default_factory=list)
     residual_hash: int = 0
     logits_sha256: str = ""
+    layer_hashes: bytearray = field(default_factory=bytearray)
 
     def num_pages(self, page_size: int) -> int:
         return -(-(len(self.prompt) + self.max_tokens) // page_size)
@@ -197,6 +198,7 @@ class Scheduler:
         request = self.live[run.slot]
         request.num_prompt_done += len(run.token_ids)
         request.residual_hash = (request.residual_hash + result.residual_hash) % HASH_MODULUS
+        request.layer_hashes += result.layer_hashes
         if result.bad_layer >= 0:
             return self._finish(request, run, (), "failed", describe_bad(result, self.num_layers))
         if not run.decides:

@@ -8,7 +8,7 @@ from typing import Any
 
 from ..collectives.placement import NAME_PATTERN, NAMES
 from ..errors import ConfigError
-from ..ranks.numerics import settings_digest
+from ..ranks.numerics import CONTROLS, settings_digest
 from .settings_rules import Rule, nearest_hint
 
 PREFIX = "LEAFSUM_"
@@ -78,7 +78,28 @@ class Settings:
     )
     page_size: int = _setting(64, "Tokens in one KV page.", at_least=1, at_most=4096, metavar="N")
     threads: int = _setting(0, "Compute threads of a rank; 0 = cores / tp, at least 1.", at_most=1024, metavar="N")
+    transport: str = _setting(
+        "auto",
+        "How rows travel between ranks of one host: shared memory, or Gloo over loopback; auto takes the first.",
+        choices=("auto", "shared", "gloo"),
+        metavar="auto|shared|gloo",
+    )
     digests: bool = _setting(False, "Also hash the FP32 logits of every decided token.")
+    layer_digests: bool = _setting(False, "Also hash the residual of every row after every layer.")
+    control: str = _setting(
+        "none",
+        "A sum that is wrong on purpose, which a receipt must tell from the right one.",
+        numeric=True,
+        choices=CONTROLS,
+        for_receipts=True,
+    )
+    poison: bool = _setting(False, "Fill all memory that must not be read with NaN.", for_receipts=True)
+    hazards: bool = _setting(
+        False, "Count ties across ranks, subnormals and negative zeros in what is exchanged.", for_receipts=True
+    )
+    delay_seed: int = _setting(
+        0, "Random delays of every rank before every exchange; 0 = none.", at_most=(1 << 31) - 1, for_receipts=True
+    )
     log_level: str = _setting(
         "warning",
         "What the processes log to standard error.",
@@ -109,7 +130,7 @@ class Settings:
         for name, rule in RULES.items():
             if flags.get(name) is not None:
                 values[name] = rule.read(flags[name], flag_of(name))
-            elif variable_of(name) in environ:
+            elif not rule.for_receipts and variable_of(name) in environ:
                 values[name] = rule.read(environ[variable_of(name)], variable_of(name))
         return cls(**values)
 
@@ -146,7 +167,7 @@ def refuse_unknown_fields(values: Mapping[str, object]) -> None:
 
 
 def refuse_unknown_variables(environ: Mapping[str, str]) -> None:
-    known = {variable_of(name) for name in RULES}
+    known = {variable_of(name) for name, rule in RULES.items() if not rule.for_receipts}
     for variable in sorted(environ):
         if variable.startswith(PREFIX) and variable not in known:
             hint = nearest_hint(variable, known, shared_prefix=PREFIX)

@@ -33,8 +33,8 @@ class Rule:
     """One setting's type, limits and help. A numeric setting enters the settings digest; every other one keeps bits.
 
     `bits` says which of the two it is, in help texts; the model is neither: its files have a digest of their own.
-    `words` are texts that stand for values; `pattern` is a regular expression where `choices` alone cannot say what is
-    right.
+    `for_receipts`: an argument of WorkerPool only, neither a flag nor a variable. `words` are texts that stand for
+    values; `pattern` is a regular expression where `choices` alone cannot say what is right.
     """
 
     kind: type[str] | type[int] | type[float] | type[bool]
@@ -47,6 +47,7 @@ class Rule:
     words: Mapping[str, int] = field(default_factory=dict)
     metavar: str = "TEXT"
     has_own_digest: bool = False
+    for_receipts: bool = False
 
     @property
     def bits(self) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from .messages import Answer, RankReport
 
@@ -19,7 +19,10 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class RankWitness:
-    """What one rank has done since it started. `transport`: collective calls by kind; bytes are payload on the wire."""
+    """What one rank has done since it started. `transport`: collective calls by kind; bytes are payload on the wire.
+
+    `hazards`: how often its rows met what a careless sum would treat otherwise, by name.
+    """
 
     rank: int
     pid: int
@@ -27,6 +30,7 @@ class RankWitness:
     bytes_sent: int
     bytes_received: int
     transport: dict[str, int]
+    hazards: dict[str, int] = field(default_factory=dict)
 
     @classmethod
     def of(cls, report: RankReport) -> RankWitness:
@@ -38,6 +42,7 @@ class RankWitness:
             bytes_sent=traffic.bytes_sent,
             bytes_received=traffic.bytes_received,
             transport=traffic.calls,
+            hazards=traffic.hazards,
         )
 
     def since(self, before: RankWitness) -> RankWitness:
@@ -46,8 +51,13 @@ class RankWitness:
             exchanges=self.exchanges - before.exchanges,
             bytes_sent=self.bytes_sent - before.bytes_sent,
             bytes_received=self.bytes_received - before.bytes_received,
-            transport={kind: calls - before.transport.get(kind, 0) for kind, calls in self.transport.items()},
+            transport=_difference(self.transport, before.transport),
+            hazards=_difference(self.hazards, before.hazards),
         )
+
+
+def _difference(now: dict[str, int], then: dict[str, int]) -> dict[str, int]:
+    return {name: count - then.get(name, 0) for name, count in now.items()}
 
 
 @dataclass(frozen=True, slots=True)

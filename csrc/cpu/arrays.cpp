@@ -100,8 +100,8 @@ std::vector<py::ssize_t> shape_of(const py::array& array) {
 }
 
 py::array new_storage(DType dtype, const std::vector<py::ssize_t>& shape) {
-  if (dtype == DType::float32) return py::array_t<float>(shape);
-  return py::array_t<uint16_t>(shape);
+  if (dtype == DType::float32) return new_array<float>(shape);
+  return new_array<uint16_t>(shape);
 }
 
 }  // namespace leafsum

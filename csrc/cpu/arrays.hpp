@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "kernels.hpp"
+#include "poison.hpp"
 
 namespace leafsum {
 
@@ -89,7 +90,9 @@ void without_gil(const Work& work) {
 
 template <typename T>
 py::array_t<T> new_array(const std::vector<py::ssize_t>& shape) {
-  return py::array_t<T>(shape);
+  py::array_t<T> array(shape);
+  fill_if_poisoned(array.mutable_data(), static_cast<size_t>(array.nbytes()));
+  return array;
 }
 
 }  // namespace leafsum

@@ -3,6 +3,7 @@
 #include "areas.hpp"
 #include "arrays.hpp"
 #include "machine.hpp"
+#include "poison.hpp"
 #include "threads.hpp"
 
 namespace leafsum {
@@ -34,6 +35,8 @@ void register_machine(py::module_& module) {
   module.def("instruction_sets", &instruction_sets);
   module.def("set_instruction_set", &choose, py::arg("name"));
   module.def("instruction_set", [] { return std::string(kernels().name); });
+  module.def("set_poison", &set_poison, py::arg("is_on"));
+  module.def("poison", &poison);
   module.def("subnormals_kept", &subnormals_kept, py::call_guard<py::gil_scoped_release>());
 }
 

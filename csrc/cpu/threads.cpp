@@ -9,6 +9,8 @@
 #include <thread>
 #include <vector>
 
+#include "poison.hpp"
+
 namespace leafsum {
 namespace {
 
@@ -134,6 +136,7 @@ void on_every_thread(const std::function<void()>& body) { pool().run_on_every_th
 float* thread_scratch(int64_t size) {
   thread_local std::vector<float> memory;
   if (static_cast<int64_t>(memory.size()) < size) memory.resize(size);
+  fill_if_poisoned(memory.data(), static_cast<size_t>(size) * sizeof(float));
   return memory.data();
 }
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
 from ...collectives.exchange import Exchange
-from .. import ops
+from ...collectives.hazards import HazardCounts
+from .. import ops, poison
 from ..linear import Linear
 from ..sizes import fused_experts, layer_name
 from ..spec import ModelSpec
@@ -38,6 +40,9 @@ class Experts:
         local_index = torch.full((spec.num_experts,), -1, dtype=torch.int32)
         local_index[list(owned_ids)] = torch.arange(len(owned_ids), dtype=torch.int32)
         gate, up, down = (_stack([expert[part] for expert in owned]) for part in range(3))
+        if poison.is_on() and owned_ids:
+            gate, up, down = (poison.among_unowned(part, owned_ids, spec.num_experts) for part in (gate, up, down))
+            local_index[list(owned_ids)] = torch.tensor(owned_ids, dtype=torch.int32)
         return cls(
             router=Linear.narrow(reader.linear(layer_name(layer, "mlp.gate.weight"))),
             gate=gate,
@@ -51,12 +56,20 @@ class Experts:
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """F32 [M, H] -> F32 [M, H], equal on every rank."""
-        ids, weights = ops.router(self.router(x), self.top_k, self.renormalise)
+        logits = self.router(x)
+        ids, weights = ops.router(logits, self.top_k, self.renormalise)
+        if self.exchange.hazards is not None:
+            self._count_ties(self.exchange.hazards, logits, ids)
         # Only owned slots are ever written, and the exchange reads no others.
         slot_rows = torch.empty((*ids.shape, x.shape[1]))
         if len(self.gate):
             ops.experts(x, ids, weights, self.gate, self.up, self.down, self.local_index, slot_rows)
-        return self.exchange.sum(slot_rows, ids)
+        return self.exchange.sum(slot_rows, ids, weights)
+
+    def _count_ties(self, hazards: HazardCounts, logits: torch.Tensor, ids: torch.Tensor) -> None:
+        _, probabilities = ops.router(logits, logits.shape[1], renormalise=False)
+        owners = np.array(self.exchange.placement.owners, dtype=np.int32)
+        hazards.count_ties(probabilities.numpy(), ids.numpy(), owners)
 
 
 def _read_expert(reader: WeightReader, spec: ModelSpec, layer: int, expert: int) -> list[torch.Tensor]:

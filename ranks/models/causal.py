@@ -5,8 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
+from .. import ops
 from ..kv import KVPages
 from ..rows import StepRows
 from ..spec import ModelSpec
@@ -17,10 +20,35 @@ class Residual:
     """rows F32 [M, H]: the final residual, before the last norm, equal on every rank.
 
     first_bad_layer I32 [M]: the first layer whose output is not finite in this row, -1 where all are.
+    layer_hashes U64 [M, layers]: the hash of the residual after every layer; no columns unless they were asked for.
     """
 
     rows: torch.Tensor
     first_bad_layer: torch.Tensor
+    layer_hashes: NDArray[np.uint64]
+
+
+class ResidualWatch:
+    """What is to be known of the residual after each layer, whatever the family."""
+
+    def __init__(self, positions: torch.Tensor, with_hashes: bool) -> None:
+        self._positions = positions
+        self._with_hashes = with_hashes
+        self._num_layers = 0
+        self._first_bad_layer = torch.full_like(positions, -1)
+        self._hashes: list[NDArray[np.uint64]] = []
+
+    def after_layer(self, residual: torch.Tensor) -> None:
+        newly_bad = ops.nonfinite_rows(residual) & (self._first_bad_layer < 0)
+        self._first_bad_layer[newly_bad] = self._num_layers
+        self._num_layers += 1
+        if self._with_hashes:
+            self._hashes.append(ops.residual_hash(residual, self._positions))
+
+    def final(self, residual: torch.Tensor) -> Residual:
+        no_hashes = np.empty((len(self._positions), 0), dtype=np.uint64)
+        hashes = np.stack(self._hashes, axis=1) if self._hashes else no_hashes
+        return Residual(residual, self._first_bad_layer, hashes)
 
 
 class CausalModel(Protocol):

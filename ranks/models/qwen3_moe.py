@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 import torch
 
-from .. import ops
 from ..blocks.attention import Attention, Rotary
 from ..blocks.dense import DenseMLP
 from ..blocks.embedding import Embedding
@@ -19,7 +18,7 @@ from ..rows import StepRows
 from ..sizes import EMBEDDING, FINAL_NORM, HEAD, layer_name
 from ..spec import ModelSpec
 from ..weights import WeightReader
-from .causal import Residual
+from .causal import Residual, ResidualWatch
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +35,7 @@ class Qwen3Moe:
     def __init__(self, spec: ModelSpec, reader: WeightReader, context: RankContext) -> None:
         rank, num_ranks = context.rank, context.num_ranks
         self.spec = spec
+        self.layer_digests = context.layer_digests
         self.kv_heads = spec.kv_heads(rank, num_ranks)
         self.vocab_ranges = tuple(spec.vocab_range(each, num_ranks) for each in range(num_ranks))
         self.expert_exchange = context.expert_exchange(spec.num_experts, spec.top_k)
@@ -73,14 +73,13 @@ class Qwen3Moe:
     def forward(self, rows: StepRows, kv: KVPages) -> Residual:
         residual = self.embedding(rows.token_ids)
         places = rows.places(kv.page_size)
-        first_bad_layer = torch.full_like(rows.positions, -1)
+        watch = ResidualWatch(rows.positions, self.layer_digests)
         for index, layer in enumerate(self.layers):
             normed = layer.attention_norm(residual)
             residual = residual + layer.attention(normed, rows, places, kv.keys[index], kv.values[index])
             residual = residual + layer.mlp(layer.mlp_norm(residual))
-            newly_bad = ops.nonfinite_rows(residual) & (first_bad_layer < 0)
-            first_bad_layer[newly_bad] = index
-        return Residual(residual, first_bad_layer)
+            watch.after_layer(residual)
+        return watch.final(residual)
 
     def logits(self, residual_rows: torch.Tensor) -> torch.Tensor:
         return self.head(residual_rows)

@@ -41,7 +41,7 @@ def settings_options(names: Collection[str] = tuple(RULES)) -> Callable[[C], C]:
     """One option for every setting named. A value is passed on as it was typed: Settings reads and refuses it."""
 
     def decorate(command: C) -> C:
-        for name in reversed([name for name in RULES if name in names]):
+        for name in reversed([name for name, rule in RULES.items() if name in names and not rule.for_receipts]):
             command = _setting_option(name)(command)
         return command
 

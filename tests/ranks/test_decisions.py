@@ -17,7 +17,7 @@ from leafsum.collectives.transport import Transport
 from leafsum.ranks.engine import Engine
 from leafsum.ranks.kv import KVPages
 from leafsum.ranks.messages import Admit, Plan, Run, RunResult
-from leafsum.ranks.models import Residual
+from leafsum.ranks.models.causal import Residual, ResidualWatch
 from leafsum.ranks.rows import StepRows
 from leafsum.ranks.spec import ModelSpec, load_spec
 from numpy.typing import NDArray
@@ -42,7 +42,7 @@ class TableModel:
     exchange_mode: str = "nodes"
 
     def forward(self, rows: StepRows, kv: KVPages) -> Residual:  # noqa: ARG002
-        return Residual(self.table[rows.token_ids], torch.full_like(rows.positions, -1))
+        return ResidualWatch(rows.positions, with_hashes=False).final(self.table[rows.token_ids])
 
     def logits(self, residual_rows: torch.Tensor) -> torch.Tensor:
         first, stop = self.vocab_ranges[self.rank]

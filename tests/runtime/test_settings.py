@@ -15,7 +15,7 @@ def test_flag_wins_over_variable_wins_over_default():
     assert (settings.tp, settings.kv_tokens, settings.page_size) == (2, 4096, 64)
 
 
-@pytest.mark.parametrize("name", list(RULES))
+@pytest.mark.parametrize("name", [name for name, rule in RULES.items() if not rule.for_receipts])
 def test_every_setting_is_read_from_its_variable(name):
     default = getattr(Settings(), name)
     text, value = {
@@ -26,6 +26,8 @@ def test_every_setting_is_read_from_its_variable(name):
         "placement": ("random:7", "random:7"),
         "log_level": ("debug", "debug"),
         "digests": ("yes", True),
+        "layer_digests": ("on", True),
+        "transport": ("gloo", "gloo"),
         "kv_tokens": ("128", 128),
     }.get(name, ("5", type(default)(5)))
     assert getattr(Settings.resolve({}, {variable_of(name): text}), name) == value
@@ -72,6 +74,12 @@ def test_arguments_are_typed(fields):
         Settings(**fields)
 
 
+@pytest.mark.parametrize("name", ["control", "poison", "hazards", "delay_seed"])
+def test_what_only_receipts_set_is_no_variable(name):
+    with pytest.raises(ConfigError, match=f"{variable_of(name)}: no such variable"):
+        Settings.resolve({}, {variable_of(name): "1"})
+
+
 def test_other_programs_variables_are_left_alone():
     assert Settings.resolve({}, {"PATH": "/bin", "MYLEAFSUM_TP": "x"}) == Settings()
 
@@ -83,7 +91,7 @@ def test_whole_is_a_chunk():
 def test_only_numeric_settings_and_the_numerics_version_enter_the_digest(monkeypatch):
     digest = Settings().digest()
     assert digest == "495306fb8a36d5b8be59ac141c70f1e7f38906fe81bea0349286296e3e00b3d0"
-    assert Settings(dtype="float32").digest() != digest
+    assert len({digest, Settings(dtype="float32").digest(), Settings(control="rank-chain").digest()}) == 3
     keeps_bits = {
         "tp": 3,
         "exchange": "slots",
@@ -91,6 +99,11 @@ def test_only_numeric_settings_and_the_numerics_version_enter_the_digest(monkeyp
         "threads": 2,
         "prefill_chunk": 7,
         "page_size": 16,
+        "transport": "gloo",
+        "layer_digests": True,
+        "poison": True,
+        "hazards": True,
+        "delay_seed": 3,
     }
     assert Settings(**keeps_bits, concurrency=2, kv_tokens=512, digests=True, model="x").digest() == digest
     monkeypatch.setattr("leafsum.ranks.numerics.NUMERICS_VERSION", 2)
@@ -110,7 +123,7 @@ def test_settings_are_frozen():
 
 
 def test_every_rule_says_what_it_means_for_bits():
-    assert {name for name, rule in RULES.items() if rule.numeric} == {"device", "dtype"}
+    assert {name for name, rule in RULES.items() if rule.numeric} == {"device", "dtype", "control"}
     assert RULES["model"].bits == "has its own digest"
     assert all(rule.help.endswith(".") for rule in RULES.values())
     assert flag_of("kv_tokens") == "--kv-tokens"
