@@ -11,7 +11,9 @@ import torch
 
 from .. import _C
 from ..collectives import Transport
+from ..collectives.delays import DelayedTransport
 from ..collectives.gloo import GlooTransport
+from ..collectives.hazards import HazardCounts
 from ..collectives.transport import SingleRank
 from ..errors import ConfigError, LeafsumError
 from .checkpoint import Checkpoint
@@ -20,16 +22,21 @@ from .engine import Engine
 from .messages import Ready, Setup
 from .models import CausalModel, build_model
 from .numerics import settings_digest
+from .poison import set_poison
 from .spec import load_spec
 
 
 def load_engine(setup: Setup) -> tuple[Engine, Ready]:
     """Build this rank's engine. Raises LeafsumError; whatever else escapes is reported with its traceback."""
     prepare_machine(setup.num_threads)
+    set_poison(setup.poison)
     model_dir = Path(setup.model_dir)
     spec = load_spec(model_dir)
     checkpoint = Checkpoint.open(model_dir)
     transport = meet_peers(setup)
+    if setup.delay_seed and setup.num_ranks > 1:
+        transport = DelayedTransport(transport, setup.delay_seed)
+    hazards = HazardCounts() if setup.hazards else None
     context = RankContext(
         rank=setup.rank,
         num_ranks=setup.num_ranks,
@@ -37,22 +44,25 @@ def load_engine(setup: Setup) -> tuple[Engine, Ready]:
         exchange=setup.exchange,
         placement=setup.placement,
         transport=transport,
+        layer_digests=setup.layer_digests,
+        control=setup.control,
+        hazards=hazards,
     )
     model = build_model(spec, checkpoint, context)
-    engine = make_engine(model, transport, setup)
+    engine = make_engine(model, transport, setup, hazards)
     ready = Ready(
         rank=setup.rank,
         model_digest=checkpoint.digest,
-        settings_digest=settings_digest({"device": setup.device, "dtype": setup.dtype}),
+        settings_digest=settings_digest({"control": setup.control, "device": setup.device, "dtype": setup.dtype}),
         exchange=model.exchange_mode,
         versions=versions(),
     )
     return engine, ready
 
 
-def make_engine(model: CausalModel, transport: Transport, setup: Setup) -> Engine:
+def make_engine(model: CausalModel, transport: Transport, setup: Setup, hazards: HazardCounts | None = None) -> Engine:
     try:
-        return Engine(model, transport, setup)
+        return Engine(model, transport, setup, hazards)
     except RuntimeError as error:  # torch's allocator
         raise ConfigError(
             f"cannot allocate the KV pages of {setup.num_pages * setup.page_size:,} tokens: {error}. Lower --kv-tokens"
