@@ -25,6 +25,8 @@ I32 = NDArray[np.int32]
 MODES = ("slots", "nodes", "auto")
 
 _NO_OWNER = -1
+_ROOT_NODE = np.array([ROOT], dtype=np.int32)
+_NO_NODES = np.empty(0, dtype=np.int32)
 
 
 class Exchange:
@@ -60,8 +62,10 @@ class Exchange:
         self.hazards = hazards
         tree = placement.tree
         self._covers = [np.array(placement.cover(r), dtype=np.int32) for r in range(placement.num_ranks)]
+        self._all_covers = np.concatenate(self._covers)
         self._owners = np.array([*placement.owners, _NO_OWNER], dtype=np.int32)  # index -1: no row in this slot
         shared_leaves = set(placement.shared_leaves)
+        self._has_shared_leaves = bool(shared_leaves)
         in_shared_leaf = [tree.leaf_of(id_) in shared_leaves for id_ in range(tree.num_all_ids)]
         self._raw_owners = np.where([*in_shared_leaf, False], self._owners, _NO_OWNER)
 
@@ -100,30 +104,30 @@ class Exchange:
 
     def _sum_nodes(self, rows: F32, ids: I32) -> F32:
         num_rows, _, hidden = rows.shape
-        raw_owners = self._raw_owners[ids]
-        own_cover = self._tree_nodes(rows, ids, self._covers[self.rank])
-        # One all-gather carries both kinds of rows: the cover, row by row, then the raw slots in (row, slot) order.
-        own_part = np.concatenate([own_cover.reshape(-1, hidden), rows[raw_owners == self.rank]])
-        num_cover = [num_rows * len(cover) for cover in self._covers]
-        num_raw = [int(np.count_nonzero(raw_owners == r)) for r in range(self.transport.num_ranks)]
-        parts = self._gather(own_part, [cover + raw for cover, raw in zip(num_cover, num_raw, strict=True)])
+        own_part = self._tree_nodes(rows, ids, self._covers[self.rank]).reshape(-1, hidden)
+        num_cover = counts = [num_rows * len(cover) for cover in self._covers]
+        if self._has_shared_leaves:
+            # One all-gather carries both kinds of rows: the cover, row by row, then the raw slots in (row, slot) order.
+            raw_owners = self._raw_owners[ids]
+            own_part = np.concatenate([own_part, rows[raw_owners == self.rank]])
+            counts = [num + int(np.count_nonzero(raw_owners == r)) for r, num in enumerate(num_cover)]
+        parts = self._gather(own_part, counts)
+        if self._has_shared_leaves:
+            rows = _scatter(rows, raw_owners, [part[num:] for part, num in zip(parts, num_cover, strict=True)])
         given = [part[:num].reshape(num_rows, -1, hidden) for part, num in zip(parts, num_cover, strict=True)]
-        raw = [part[num:] for part, num in zip(parts, num_cover, strict=True)]
-        return self._root(
-            _scatter(rows, raw_owners, raw), ids, np.concatenate(self._covers), np.concatenate(given, axis=1)
-        )
+        return self._root(rows, ids, self._all_covers, np.concatenate(given, axis=1))
 
     def _gather(self, part: F32, counts: list[int]) -> list[F32]:
         return [gathered.numpy() for gathered in self.transport.all_gather_unequal(torch.from_numpy(part), counts)]
 
     def _root(self, rows: F32, ids: I32, given_nodes: I32 | None = None, given_rows: F32 | None = None) -> F32:
-        return self._tree_nodes(rows, ids, np.array([ROOT], dtype=np.int32), given_nodes, given_rows)[:, 0]
+        return self._tree_nodes(rows, ids, _ROOT_NODE, given_nodes, given_rows)[:, 0]
 
     def _tree_nodes(
         self, rows: F32, ids: I32, wanted: I32, given_nodes: I32 | None = None, given_rows: F32 | None = None
     ) -> F32:
         if given_nodes is None or given_rows is None:
-            given_nodes = np.empty(0, dtype=np.int32)
+            given_nodes = _NO_NODES
             given_rows = np.empty((rows.shape[0], 0, rows.shape[2]), dtype=np.float32)
         tree = self.placement.tree
         return tree_nodes(rows, ids, tree.num_ids, tree.ids_per_leaf, given_nodes, given_rows, wanted)
@@ -135,7 +139,7 @@ class Exchange:
             raise ValueError(f"expected slot_ids int32 {list(slot_rows.shape[:2])}, found {_describe(slot_ids)}")
         ids = slot_ids.contiguous().numpy()
         num_ids = self.placement.tree.num_all_ids
-        if ids.size and (ids.max() >= num_ids or ids.min() < -1):
+        if ids.size and int((ids + 1).view(np.uint32).max()) > num_ids:  # below -1 is far above, unsigned
             raise ValueError(f"expected slot_ids of -1..{num_ids - 1}, found {ids.min()}..{ids.max()}")
         return slot_rows.contiguous().numpy(), ids
 

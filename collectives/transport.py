@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from typing import Protocol
 
@@ -27,11 +29,13 @@ class TransportStats:
 
     An all-gather sends this rank's part to every other rank, so it counts part * (num_ranks - 1) bytes sent and as many
     received. A broadcast counts payload * (num_ranks - 1) sent on the root and one payload received elsewhere.
+    `wait_ns` is the time spent in calls: moving bytes, and waiting for other ranks.
     """
 
     all_gather: CollectiveCount = field(default_factory=CollectiveCount)
     broadcast: CollectiveCount = field(default_factory=CollectiveCount)
     barrier: CollectiveCount = field(default_factory=CollectiveCount)
+    wait_ns: int = 0
 
     @property
     def bytes_sent(self) -> int:
@@ -43,7 +47,16 @@ class TransportStats:
 
     def as_dict(self) -> dict[str, dict[str, int]]:
         """{"all_gather": {"calls": n, "bytes_sent": n, "bytes_received": n}, "broadcast": ..., "barrier": ...}"""
-        return asdict(self)
+        return {kind: asdict(getattr(self, kind)) for kind in ("all_gather", "broadcast", "barrier")}
+
+    @contextmanager
+    def waiting(self) -> Iterator[None]:
+        """Around the part of a call that other ranks take part in."""
+        begin_ns = time.perf_counter_ns()
+        try:
+            yield
+        finally:
+            self.wait_ns += time.perf_counter_ns() - begin_ns
 
     def count_all_gather(self, part: torch.Tensor, num_ranks: int) -> None:
         num_bytes = part.nbytes * (num_ranks - 1)
@@ -101,7 +114,10 @@ def gather_padded(transport: Transport, part: torch.Tensor, counts: Sequence[int
             f"expected counts of {transport.num_ranks} ranks and a part of counts[{transport.rank}] rows on rank "
             f"{transport.rank}, found counts {list(counts)} and a part of shape {list(part.shape)}"
         )
-    gathered = transport.all_gather(_pad_rows(part, max(counts)))
+    num_rows = max(counts)
+    gathered = transport.all_gather(_pad_rows(part, num_rows))
+    if min(counts) == num_rows:
+        return gathered.unbind()
     return tuple(gathered[rank, :count] for rank, count in enumerate(counts))
 
 

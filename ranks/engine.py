@@ -20,6 +20,9 @@ from .rows import StepRows
 NO_ROW_ID = 2**31 - 1
 """The id that a rank without vocabulary rows offers: above every real one."""
 
+BEST = np.dtype([("value", np.float32), ("token_id", np.int32), ("is_finite", np.int32)])
+"""What a rank sends of a decided row: its largest logit, the id of that, and whether all its logits are finite."""
+
 
 @dataclass(frozen=True, slots=True)
 class Decision:
@@ -149,21 +152,19 @@ class Engine:
         """Every rank sends its best (value, id) a row; ranks hold ascending ids, so the first of equal values wins."""
         first_id, _ = self.model.vocab_ranges[self.setup.rank]
         num_rows = logits.shape[0]
-        best = torch.full((num_rows, 3), NO_ROW_ID, dtype=torch.int32)
-        best[:, 0] = torch.full((num_rows,), torch.nan).view(torch.int32)  # loses to every number
-        best[:, 2] = 1
+        best = np.empty(num_rows, dtype=BEST)
+        best["value"], best["token_id"], best["is_finite"] = np.nan, NO_ROW_ID, 1  # NaN loses to every number
         if logits.shape[1]:
             values, local_ids = ops.argmax(logits)
-            best[:, 0] = values.view(torch.int32)
-            best[:, 1] = local_ids + first_id
-            best[:, 2] = (~ops.nonfinite_rows(logits)).to(torch.int32)
-        gathered = self.transport.all_gather(best)
-        _, winners = ops.argmax(gathered[:, :, 0].T.contiguous().view(torch.float32))
-        token_ids = gathered[winners.long(), torch.arange(num_rows), 1]
+            best["value"], best["token_id"] = values.numpy(), local_ids.numpy() + first_id
+            best["is_finite"] = ~ops.nonfinite_rows(logits)
+        gathered = self.transport.all_gather(torch.from_numpy(best.view(np.int32))).numpy().view(BEST)
+        _, winners = ops.argmax(torch.from_numpy(np.ascontiguousarray(gathered["value"].T)))
+        token_ids = gathered["token_id"][winners.numpy(), np.arange(num_rows)]
         token_ids[token_ids == NO_ROW_ID] = 0  # a row of NaN, as argmax has it
-        finite = gathered[:, :, 2].all(dim=0).tolist()
+        finite: list[bool] = np.all(gathered["is_finite"], axis=0).tolist()
         return [
-            Decision(token_id, bool(is_finite), b"")
+            Decision(token_id, is_finite, b"")
             for token_id, is_finite in zip(token_ids.tolist(), finite, strict=True)
         ]
 
@@ -174,5 +175,6 @@ class Engine:
             bytes_sent=stats.bytes_sent,
             bytes_received=stats.bytes_received,
             num_exchanges=self.model.num_exchanges,
+            wait_ns=stats.wait_ns,
             hazards={} if self.hazards is None else self.hazards.as_dict(),
         )

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
-from .ops import TORCH_DTYPES
+from .ops import TORCH_DTYPES, Stored
 
 
 class KVPages:
@@ -23,15 +23,15 @@ class KVPages:
         self.page_size = page_size
         key_shape = (num_pages, num_kv_heads, head_dim, page_size)
         value_shape = (num_pages, num_kv_heads, page_size, head_dim)
-        self.keys = [torch.empty(key_shape, dtype=TORCH_DTYPES[dtype]) for _ in range(num_layers)]
-        self.values = [torch.empty(value_shape, dtype=TORCH_DTYPES[dtype]) for _ in range(num_layers)]
+        self.keys = [Stored.of(torch.empty(key_shape, dtype=TORCH_DTYPES[dtype])) for _ in range(num_layers)]
+        self.values = [Stored.of(torch.empty(value_shape, dtype=TORCH_DTYPES[dtype])) for _ in range(num_layers)]
 
     def fill_nan(self) -> None:
         """Poison: whoever reads a position that was not written gets NaN."""
         for pages in (*self.keys, *self.values):
-            pages.fill_(torch.nan)
+            pages.tensor.fill_(torch.nan)
 
     def fill_nan_in(self, page_ids: Sequence[int]) -> None:
         """Poison of pages that are free again: what their last owner wrote is nobody's any more."""
         for pages in (*self.keys, *self.values):
-            pages[list(page_ids)] = torch.nan
+            pages.tensor[list(page_ids)] = torch.nan

@@ -129,7 +129,7 @@ class RunResult(Message, frozen=True):
 
 
 class Traffic(Message, frozen=True):
-    """What this rank has exchanged since it started: collective calls by kind, and payload bytes.
+    """What this rank has exchanged since it started: collective calls by kind, payload bytes, nanoseconds in calls.
 
     `hazards`: what its rows held that a careless sum would treat otherwise, by name; empty unless they are counted.
     """
@@ -138,6 +138,7 @@ class Traffic(Message, frozen=True):
     bytes_sent: Count
     bytes_received: Count
     num_exchanges: Count
+    wait_ns: Count = 0
     hazards: dict[str, Count] = {}
 
 

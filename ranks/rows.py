@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
 
@@ -21,8 +22,13 @@ class StepRows:
     page_table: torch.Tensor
 
     def places(self, page_size: int) -> RowPlaces:
-        pages = self.page_table[self.slots.long(), (self.positions // page_size).long()]
-        return RowPlaces(pages=pages, offsets=self.positions % page_size, num_keys=self.positions + 1)
+        positions = self.positions.numpy()
+        pages, offsets = np.divmod(positions, np.int32(page_size))
+        return RowPlaces(
+            pages=torch.from_numpy(self.page_table.numpy()[self.slots.numpy(), pages]),
+            offsets=torch.from_numpy(offsets),
+            num_keys=torch.from_numpy(positions + np.int32(1)),
+        )
 
 
 @dataclass(frozen=True, slots=True)

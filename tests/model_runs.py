@@ -34,9 +34,14 @@ class Run:
 
 
 def build(
-    folder: Path, transport: Transport, dtype: str, exchange: str = "auto", placement: str = "contiguous"
+    folder: Path,
+    transport: Transport,
+    dtype: str,
+    exchange: str = "auto",
+    placement: str = "contiguous",
+    layer_digests: bool = False,
 ) -> CausalModel:
-    context = RankContext(transport.rank, transport.num_ranks, dtype, exchange, placement, transport)
+    context = RankContext(transport.rank, transport.num_ranks, dtype, exchange, placement, transport, layer_digests)
     return build_model(load_spec(folder), Checkpoint.open(folder), context)
 
 
@@ -83,7 +88,7 @@ def run_steps(
 
 
 def model_dtype(model: CausalModel) -> str:
-    return ops.dtype_name(model.head.vocab_rows.packed)  # type: ignore[attr-defined]
+    return model.head.vocab_rows.packed.dtype  # type: ignore[attr-defined]
 
 
 def run_single(

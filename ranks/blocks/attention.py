@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 
 import torch
@@ -9,6 +10,7 @@ import torch
 from ...collectives.exchange import Exchange
 from .. import ops
 from ..linear import Linear, RowSplitLinear
+from ..ops import Stored
 from ..rope import attention_factor, attention_scale, frequencies
 from ..rows import RowPlaces, StepRows
 from ..sizes import layer_name
@@ -38,12 +40,12 @@ class Rotary:
 class OwnHeads:
     """The projections of the heads one rank owns.
 
-    kv_index I32 [heads]: the place of a head's KV head among those in this rank's pages.
+    projection: queries, keys and values as one wide linear, [heads * D | KV heads * D | KV heads * D] columns: a column's
+    bits do not depend on the others. kv_index I32 [heads]: the place of a head's KV head among those in this rank's
+    pages.
     """
 
-    query: Linear
-    key: Linear
-    value: Linear
+    projection: Linear
     query_norm: RMSNorm
     key_norm: RMSNorm
     output: RowSplitLinear
@@ -57,9 +59,7 @@ class OwnHeads:
         kv_rows = (kv_heads[0] * spec.head_dim, (kv_heads[-1] + 1) * spec.head_dim)
         output = reader.linear(layer_name(layer, "self_attn.o_proj.weight"), columns=head_columns)
         return cls(
-            query=_projection(reader, spec, layer, "q_proj", head_columns),
-            key=_projection(reader, spec, layer, "k_proj", kv_rows),
-            value=_projection(reader, spec, layer, "v_proj", kv_rows),
+            projection=_projection(reader, spec, layer, head_columns, kv_rows),
             query_norm=RMSNorm.load(reader, layer_name(layer, "self_attn.q_norm.weight"), spec.rms_norm_eps),
             key_norm=RMSNorm.load(reader, layer_name(layer, "self_attn.k_norm.weight"), spec.rms_norm_eps),
             output=RowSplitLinear.of(output, len(spec.attention_leaves(rank, num_ranks))),
@@ -67,15 +67,22 @@ class OwnHeads:
             head_dim=spec.head_dim,
         )
 
-    def split(self, projected: torch.Tensor) -> torch.Tensor:
-        """[M, heads * D] -> [M, heads, D]."""
-        return projected.view(projected.shape[0], -1, self.head_dim)
+    def project(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """F32 [M, H] -> queries [M, heads, D], keys and values [M, KV heads, D]."""
+        num_heads = len(self.kv_index)
+        heads = self.projection(x).view(x.shape[0], -1, self.head_dim)
+        num_kv_heads = (heads.shape[1] - num_heads) // 2
+        queries, keys, values = heads.split((num_heads, num_kv_heads, num_kv_heads), dim=1)
+        return queries.contiguous(), keys.contiguous(), values.contiguous()
 
 
-def _projection(reader: WeightReader, spec: ModelSpec, layer: int, name: str, rows: Part) -> Linear:
-    prefix = layer_name(layer, f"self_attn.{name}.")
-    bias = reader.fp32(f"{prefix}bias", rows=rows) if spec.attention_bias else None
-    return Linear.wide(reader.linear(f"{prefix}weight", rows=rows), bias)
+def _projection(reader: WeightReader, spec: ModelSpec, layer: int, query_rows: Part, kv_rows: Part) -> Linear:
+    parts = (("q_proj", query_rows), ("k_proj", kv_rows), ("v_proj", kv_rows))
+    names = [(layer_name(layer, f"self_attn.{name}."), rows) for name, rows in parts]
+    weight = torch.cat([reader.linear(f"{prefix}weight", rows=rows) for prefix, rows in names])
+    if not spec.attention_bias:
+        return Linear.wide(weight)
+    return Linear.wide(weight, torch.cat([reader.fp32(f"{prefix}bias", rows=rows) for prefix, rows in names]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,15 +121,19 @@ class Attention:
         )
 
     def __call__(
-        self, x: torch.Tensor, rows: StepRows, places: RowPlaces, key_pages: torch.Tensor, value_pages: torch.Tensor
+        self, x: torch.Tensor, rows: StepRows, places: RowPlaces, key_pages: Stored, value_pages: Stored
     ) -> torch.Tensor:
         """F32 [M, H] -> F32 [M, H], equal on every rank; the rows' keys and values are stored on the way."""
-        slot_rows = torch.empty((x.shape[0], self.num_leaves, x.shape[1]))
+        leaves = None
         if self.own is not None:
-            heads = self._heads(self.own, x, rows, places, key_pages, value_pages)
-            slot_rows[:, self.own_leaves.start : self.own_leaves.stop] = self.own.output.leaves(heads)
-        slot_ids = torch.arange(self.num_leaves, dtype=torch.int32).repeat(x.shape[0], 1)
-        summed = self.exchange.sum(slot_rows, slot_ids)
+            leaves = self.own.output.leaves(self._heads(self.own, x, rows, places, key_pages, value_pages))
+        if leaves is not None and len(self.own_leaves) == self.num_leaves:
+            slot_rows = leaves
+        else:
+            slot_rows = torch.empty((x.shape[0], self.num_leaves, x.shape[1]))
+            if leaves is not None:
+                slot_rows[:, self.own_leaves.start : self.own_leaves.stop] = leaves
+        summed = self.exchange.sum(slot_rows, _every_leaf(x.shape[0], self.num_leaves))
         return summed if self.output_bias is None else summed + self.output_bias
 
     def _heads(
@@ -131,16 +142,22 @@ class Attention:
         x: torch.Tensor,
         rows: StepRows,
         places: RowPlaces,
-        key_pages: torch.Tensor,
-        value_pages: torch.Tensor,
+        key_pages: Stored,
+        value_pages: Stored,
     ) -> torch.Tensor:
         """The attended values of this rank's heads, F32 [M, heads * D]."""
-        queries = self.rotary(own.query_norm(own.split(own.query(x))), rows.positions)
-        keys = self.rotary(own.key_norm(own.split(own.key(x))), rows.positions)
-        values = own.split(own.value(x))
+        queries, keys, values = own.project(x)
+        queries = self.rotary(own.query_norm(queries), rows.positions)
+        keys = self.rotary(own.key_norm(keys), rows.positions)
         # All rows of the step are stored before any is attended: a prompt's rows see each other.
         ops.store_kv(keys, values, key_pages, value_pages, places.pages, places.offsets)
         attended = ops.attention(
             queries, key_pages, value_pages, rows.page_table, rows.slots, places.num_keys, own.kv_index, self.scale
         )
         return attended.flatten(1)
+
+
+@functools.lru_cache(maxsize=64)
+def _every_leaf(num_rows: int, num_leaves: int) -> torch.Tensor:
+    """Slot ids I32 [num_rows, num_leaves]: every row has every leaf, in every layer and most steps alike."""
+    return torch.arange(num_leaves, dtype=torch.int32).repeat(num_rows, 1)

@@ -24,9 +24,9 @@ class Experts:
     """
 
     router: Linear
-    gate: torch.Tensor
-    up: torch.Tensor
-    down: torch.Tensor
+    gate: ops.Stored
+    up: ops.Stored
+    down: ops.Stored
     local_index: torch.Tensor
     exchange: Exchange
     top_k: int
@@ -45,9 +45,9 @@ class Experts:
             local_index[list(owned_ids)] = torch.tensor(owned_ids, dtype=torch.int32)
         return cls(
             router=Linear.narrow(reader.linear(layer_name(layer, "mlp.gate.weight"))),
-            gate=gate,
-            up=up,
-            down=down,
+            gate=ops.Stored.of(gate),
+            up=ops.Stored.of(up),
+            down=ops.Stored.of(down),
             local_index=local_index,
             exchange=exchange,
             top_k=spec.top_k,
@@ -62,7 +62,7 @@ class Experts:
             self._count_ties(self.exchange.hazards, logits, ids)
         # Only owned slots are ever written, and the exchange reads no others.
         slot_rows = torch.empty((*ids.shape, x.shape[1]))
-        if len(self.gate):
+        if len(self.gate.bits):
             ops.experts(x, ids, weights, self.gate, self.up, self.down, self.local_index, slot_rows)
         return self.exchange.sum(slot_rows, ids, weights)
 

@@ -19,12 +19,12 @@ from ..spec import ModelSpec
 class Residual:
     """rows F32 [M, H]: the final residual, before the last norm, equal on every rank.
 
-    first_bad_layer I32 [M]: the first layer whose output is not finite in this row, -1 where all are.
+    first_bad_layer I64 [M]: the first layer whose output is not finite in this row, -1 where all are.
     layer_hashes U64 [M, layers]: the hash of the residual after every layer; no columns unless they were asked for.
     """
 
     rows: torch.Tensor
-    first_bad_layer: torch.Tensor
+    first_bad_layer: NDArray[np.int64]
     layer_hashes: NDArray[np.uint64]
 
 
@@ -34,21 +34,20 @@ class ResidualWatch:
     def __init__(self, positions: torch.Tensor, with_hashes: bool) -> None:
         self._positions = positions
         self._with_hashes = with_hashes
-        self._num_layers = 0
-        self._first_bad_layer = torch.full_like(positions, -1)
+        self._is_bad: list[NDArray[np.bool_]] = []
         self._hashes: list[NDArray[np.uint64]] = []
 
     def after_layer(self, residual: torch.Tensor) -> None:
-        newly_bad = ops.nonfinite_rows(residual) & (self._first_bad_layer < 0)
-        self._first_bad_layer[newly_bad] = self._num_layers
-        self._num_layers += 1
+        self._is_bad.append(ops.nonfinite_rows(residual))
         if self._with_hashes:
             self._hashes.append(ops.residual_hash(residual, self._positions))
 
     def final(self, residual: torch.Tensor) -> Residual:
-        no_hashes = np.empty((len(self._positions), 0), dtype=np.uint64)
-        hashes = np.stack(self._hashes, axis=1) if self._hashes else no_hashes
-        return Residual(residual, self._first_bad_layer, hashes)
+        num_rows = len(self._positions)
+        is_bad = np.stack(self._is_bad) if self._is_bad else np.zeros((1, num_rows), dtype=np.bool_)
+        first_bad_layer = np.where(is_bad.any(axis=0), is_bad.argmax(axis=0), -1)
+        hashes = np.stack(self._hashes, axis=1) if self._hashes else np.empty((num_rows, 0), dtype=np.uint64)
+        return Residual(residual, first_bad_layer, hashes)
 
 
 class CausalModel(Protocol):

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
+from .. import ops
 from ..blocks.attention import Attention, Rotary
 from ..blocks.dense import DenseMLP
 from ..blocks.embedding import Embedding
@@ -76,8 +77,8 @@ class Qwen3Moe:
         watch = ResidualWatch(rows.positions, self.layer_digests)
         for index, layer in enumerate(self.layers):
             normed = layer.attention_norm(residual)
-            residual = residual + layer.attention(normed, rows, places, kv.keys[index], kv.values[index])
-            residual = residual + layer.mlp(layer.mlp_norm(residual))
+            residual = ops.add(residual, layer.attention(normed, rows, places, kv.keys[index], kv.values[index]))
+            residual = ops.add(residual, layer.mlp(layer.mlp_norm(residual)))
             watch.after_layer(residual)
         return watch.final(residual)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import itertools
 from collections.abc import Callable, Sequence
@@ -15,6 +16,7 @@ from leafsum.collectives.transport import SingleRank, Transport
 from leafsum.errors import ProtocolError
 from leafsum.ranks.engine import Engine
 from leafsum.ranks.messages import Admit, Plan, Run, RunResult
+from leafsum.ranks.models.causal import ResidualWatch
 from model_runs import build, run_single, whole
 from oracle.hash import residual_hash
 from oracle.head import argmax
@@ -37,7 +39,7 @@ def engine_of(folder: Path, transport: Transport, **fields) -> Engine:
     """3 slots and 8 pages of 16 positions, at most 6 a slot, all NaN."""
     limits = {"tp": transport.num_ranks, "concurrency": 3, "kv_tokens": 128, "page_size": 16, "max_context": 96}
     setup = make_setup(folder, folder, transport.rank, **limits, **fields)
-    engine = Engine(build(folder, transport, setup.dtype), transport, setup)
+    engine = Engine(build(folder, transport, setup.dtype, layer_digests=setup.layer_digests), transport, setup)
     engine.kv.fill_nan()
     return engine
 
@@ -150,6 +152,46 @@ def state_of(engine: Engine) -> dict[int, tuple[object, ...]]:
         )
         for slot_id, slot in engine.slots.items()
     }
+
+
+# Layer hashes
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2, 3])
+@pytest.mark.parametrize("borders", [[], [1, 33, 64]])
+def test_layer_hashes_are_those_of_every_row_after_every_layer(folder, num_ranks, borders):
+    def hashes_on_rank(transport: Transport) -> bytes:
+        call = Caller(engine_of(folder, transport, layer_digests=True))
+        call(admits=[admit(0, 0, 1, 2, 3, 4)])
+        results = generate(call, 0, PROMPT, borders, 4)
+        assert sum(int(h) for r in results for h in as_rows(r.layer_hashes)[:, -1]) & MASK == (
+            sum(r.residual_hash for r in results) & MASK
+        )
+        return b"".join(result.layer_hashes for result in results)
+
+    found = run_ranks(num_ranks, hashes_on_rank)
+    assert len(found[0]) == (len(PROMPT) + 3) * NUM_LAYERS * 8
+    assert set(found) == {hashes_of_layers(folder)}
+
+
+def as_rows(layer_hashes: bytes) -> np.ndarray:
+    return np.frombuffer(layer_hashes, dtype="<u8").reshape(-1, NUM_LAYERS)
+
+
+@functools.cache
+def hashes_of_layers(folder: Path) -> bytes:
+    """The same of one rank, a row a step, by the oracle's hash of each layer's residual."""
+    residuals: list[np.ndarray] = []
+    call = Caller(engine_of(folder, SingleRank()))
+    after_layer = ResidualWatch.after_layer
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            ResidualWatch, "after_layer", lambda self, x: (residuals.append(x.numpy().copy()), after_layer(self, x))
+        )
+        call(admits=[admit(0, 0, 1, 2, 3, 4)])
+        generate(call, 0, PROMPT, list(range(1, len(PROMPT))), 4)
+    hashes = [residual_hash(x, np.array([index // NUM_LAYERS])) for index, x in enumerate(residuals)]
+    return np.array(hashes, dtype="<u8").tobytes()
 
 
 # Slots come and go

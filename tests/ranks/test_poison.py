@@ -152,12 +152,12 @@ def serve(engine: Engine, step: int, page_ids: tuple[int, ...], releases: tuple[
 @pytest.mark.usefixtures("poisoned")
 def test_pages_are_nan_before_their_first_use_and_after_their_last(folder):
     engine = engine_of(folder)
-    assert all(pages.isnan().all() for pages in (*engine.kv.keys, *engine.kv.values))
+    assert all(pages.tensor.isnan().all() for pages in (*engine.kv.keys, *engine.kv.values))
     first = serve(engine, 1, (2,))
-    written = [not pages[2].isnan().all() for pages in engine.kv.keys]
+    written = [not pages.tensor[2].isnan().all() for pages in engine.kv.keys]
     second = serve(engine, 2, (1,), releases=(0,))
     assert all(written)
-    assert all(pages[2].isnan().all() for pages in (*engine.kv.keys, *engine.kv.values))
+    assert all(pages.tensor[2].isnan().all() for pages in (*engine.kv.keys, *engine.kv.values))
     assert first.runs[0].residual_hash == second.runs[0].residual_hash
 
 
@@ -187,7 +187,7 @@ def test_a_column_past_the_last_one_shows(folder, monkeypatch):
     call = Linear.__call__
 
     def all_columns(self, x):
-        return call(Linear(self.packed, len(self.packed) * 16, self.leaf_k, None), x)
+        return call(Linear(self.packed, len(self.packed.bits) * 16, self.leaf_k, None), x)
 
     model = build(folder, SingleRank(), "bfloat16")
     assert model.spec.vocab_size % 16

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import numpy as np
 import pytest
 import zmq
 from leafsum.errors import ProtocolError, RankMismatch
 from leafsum.ranks.control import open_socket
-from leafsum.ranks.messages import StepResult, encode
+from leafsum.ranks.messages import Plan, Run, RunResult, StepResult, Traffic, encode
+from leafsum.runtime.gang import agreed
 from leafsum.runtime.messages import Advance, Finished
 from processes import all_gone
 from runtime.fake_run import FIRST_TOKEN, SECOND_PLAN, changed
@@ -66,6 +68,7 @@ LIES: dict[str, Callable[[StepResult], StepResult]] = {
     "logits": in_run(logits_sha256="ab" * 31 + "ac"),
     "bad layer": in_run(bad_layer=0),
     "bad position": in_run(bad_position=2),
+    "layer hashes": in_run(layer_hashes=bytes(8)),
     "slot": in_run(slot=1),
     "step before": lambda result: changed(result, step=1),
     "step after": lambda result: changed(result, step=3),
@@ -101,6 +104,34 @@ def test_a_difference_names_both_sides(run):
     text = str(run.error(after=[FIRST_TOKEN]))
     for part in ("slot 0", "token 42", "fffffffffffffffe", "token 77", "000000000000000a"):
         assert part in text
+
+
+HASHES = np.arange(6, dtype="<u8").reshape(3, 2)
+"""Of three rows after two layers."""
+
+
+@pytest.mark.parametrize(
+    ("changed_places", "where"),
+    [
+        ([(0, 0)], ", position 7, layer 0"),
+        ([(2, 1)], ", position 9, layer 1"),
+        ([(2, 0), (1, 1)], ", position 8, layer 1"),
+        ([], ""),
+    ],
+)
+def test_a_difference_is_located_by_its_first_row_and_that_rows_first_layer(changed_places, where):
+    theirs = HASHES.copy()
+    for place in changed_places:
+        theirs[place] ^= 1 << 63
+    plan = Plan(step=4, releases=(), admits=(), runs=(Run(slot=1, start=7, token_ids=(5, 6, 7), decides=False),))
+    found = [
+        RunResult(1, -1, residual_hash, -1, -1, "", hashes.tobytes())
+        for residual_hash, hashes in ((1, HASHES), (2, theirs))
+    ]
+    traffic = Traffic(calls={}, bytes_sent=0, bytes_received=0, num_exchanges=0)
+    results = [StepResult(rank=rank, step=4, runs=(run,), traffic=traffic) for rank, run in enumerate(found)]
+    with pytest.raises(RankMismatch, match=f"at step 4, slot 1{where}: rank 0 has token"):
+        agreed(plan, results, "run")
 
 
 # Words out of turn
