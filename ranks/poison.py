@@ -17,7 +17,8 @@ def set_poison(is_on: bool) -> None:
     """For this whole process, from the next allocation on."""
     _C.set_poison(is_on)
     # torch's own switch: with it, torch.empty and its like come filled with NaN (torch.utils.deterministic).
-    torch.use_deterministic_algorithms(is_on)
+    # This one of its two names does not import torch's compiler: seconds at every start, and a folder in /tmp.
+    torch.set_deterministic_debug_mode("error" if is_on else "default")
 
 
 def is_on() -> bool:

@@ -6,30 +6,69 @@ import hashlib
 import os
 import sys
 import types
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from types import TracebackType
 
 import pytest
 import tokenizers
+from leafsum.errors import LeafsumError, RankMismatch
 from leafsum.runtime.sampling import Completion, SamplingParams, token_sha256
 from leafsum.runtime.settings import Settings
+from leafsum.runtime.stream import Delta
 from leafsum.runtime.witness import Progress, RankWitness, Witness
 
 Spoil = Callable[[Settings, int, Completion], Completion]
 
+LAYERS = 4
+
+BYTES_PER_EXCHANGE = 1_234_560
+"""Of as many digits as a real arm has in all."""
+
+FLIPPED_BIT = RankMismatch(
+    "run f00: ranks disagree at step 1, slot 1, position 14, layer 1: rank 0 has token 59; rank 1 has token 59",
+    rank=1,
+    step=1,
+)
+
 
 @dataclass
 class Script:
-    """What a test wants of all fake pools, and what they saw."""
+    """What a test wants of all fake pools, and what they saw.
+
+    `powerless`: prompts (from 0) by the control that does not change them; `ends`: the error by the control that ends
+    a run; `seen`: the prompts in the order in which pools first got them, which in a receipt is theirs.
+    """
 
     spoil: Spoil = lambda _settings, _index, completion: completion
     silent_rank: int = -1
     live_limit: int = 1 << 30
+    powerless: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    ends: dict[str, LeafsumError] = field(default_factory=lambda: {"flipped-bit": FLIPPED_BIT})
+    hazards: dict[str, int] = field(default_factory=lambda: {"router_ties": 3, "subnormals": 2, "negative_zeros": 1})
+    seen: list[tuple[int, ...]] = field(default_factory=list)
+    submitted: list[list[int]] = field(default_factory=list)
     fail: BaseException | None = None
     opened: int = 0
     closed: int = 0
     settings: list[Settings] | None = None
+
+
+class FakeStream:
+    """A letter at a time, prompt after prompt."""
+
+    def __init__(self, completions: list[Completion]) -> None:
+        self._completions = completions
+
+    def __iter__(self) -> Iterator[Delta]:
+        for index, completion in enumerate(self._completions):
+            for token_id in completion.token_ids:
+                yield Delta(index, (token_id,), None if completion.text is None else chr(token_id))
+            yield Delta(index, (), None if completion.text is None else "", completion)
+
+    def result(self) -> list[Completion]:
+        return self._completions
 
 
 class FakePool:
@@ -65,10 +104,14 @@ class FakePool:
     ) -> list[Completion]:
         if self.script.fail is not None:
             raise self.script.fail
-        found = [
-            self.script.spoil(self.settings, index, self._complete(prompt, sampling))
-            for index, prompt in enumerate(prompts)
-        ]
+        if self.settings.control in self.script.ends:
+            raise self.script.ends[self.settings.control]
+        found = [self._complete(prompt, sampling) for prompt in prompts]
+        self.script.seen = list(dict.fromkeys([*self.script.seen, *(each.prompt_token_ids for each in found)]))
+        indices = [self.script.seen.index(each.prompt_token_ids) for each in found]
+        self.script.submitted.append(indices)
+        found = [self._under_control(index, each) for index, each in zip(indices, found, strict=True)]
+        found = [self.script.spoil(self.settings, index, each) for index, each in zip(indices, found, strict=True)]
         longest = max(len(each.prompt_token_ids) for each in found)
         self.most_rows = max(self.most_rows, min(self.prefill_chunk or longest, longest))
         self.most_live = max(self.most_live, min(self.concurrency, len(prompts), self.script.live_limit))
@@ -78,13 +121,29 @@ class FakePool:
             on_progress(Progress(len(found), len(found), longest, len(found) * sampling.max_tokens))
         return found
 
+    @contextmanager
+    def stream(self, prompts: Sequence[str | Sequence[int]], sampling: SamplingParams) -> Iterator[FakeStream]:
+        yield FakeStream(self.generate(prompts, sampling))
+
     def witness(self) -> Witness:
         ranks = tuple(self._rank(rank) for rank in range(self.settings.tp))
         return Witness(self.steps, self.most_rows, self.most_live, ranks)
 
     def _rank(self, rank: int) -> RankWitness:
         exchanges = 0 if rank == self.script.silent_rank else self.exchanges
-        return RankWitness(rank, os.getpid() + rank, exchanges, exchanges * 640, exchanges * 640, {})
+        hazards = {
+            name: count * self.steps * (name != "router_ties" or self.settings.tp > 1)
+            for name, count in self.script.hazards.items()
+            if self.settings.hazards
+        }
+        num_bytes = exchanges * BYTES_PER_EXCHANGE
+        return RankWitness(rank, os.getpid() + rank, exchanges, num_bytes, num_bytes, {}, hazards=hazards)
+
+    def _under_control(self, index: int, completion: Completion) -> Completion:
+        control = self.settings.control
+        if control == "none" or index in self.script.powerless.get(control, ()):
+            return completion
+        return replace(completion, residual_hash=hashlib.sha256(control.encode()).hexdigest()[:16])
 
     def _complete(self, prompt: str | Sequence[int], sampling: SamplingParams) -> Completion:
         prompt_ids = tuple(prompt.encode()) if isinstance(prompt, str) else tuple(prompt)
@@ -100,7 +159,22 @@ class FakePool:
             logits_sha256=hashlib.sha256(b"logits" + digest).hexdigest() if self.settings.digests else None,
             residual_hash=digest[:8].hex(),
             tp=self.settings.tp,
+            layer_hashes=layer_hashes(digest, len(prompt_ids) + len(token_ids) - 1) * self.settings.layer_digests,
         )
+
+
+def layer_hashes(digest: bytes, num_rows: int) -> bytes:
+    """U64 [num_rows, LAYERS]; no two are equal."""
+    return b"".join(
+        digest[:4] + (row * LAYERS + layer).to_bytes(4, "little") for row in range(num_rows) for layer in range(LAYERS)
+    )
+
+
+def with_layer(completion: Completion, position: int, layer: int) -> Completion:
+    """The completion with other residuals from one place on, as a difference spreads."""
+    begin = 8 * (position * LAYERS + layer)
+    rest = bytes(byte ^ 0xFF for byte in completion.layer_hashes[begin:])
+    return replace(completion, layer_hashes=completion.layer_hashes[:begin] + rest, residual_hash="0" * 16)
 
 
 def install(monkeypatch: pytest.MonkeyPatch) -> Script:

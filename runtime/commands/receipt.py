@@ -11,20 +11,26 @@ from typing import Any
 
 import click
 
+from .. import models
 from ..receipts.arms import ARM_FIELDS, Axes
-from ..receipts.document import document
+from ..receipts.controls import ControlOutcome, ControlPlan
 from ..receipts.file import require_writable, write_receipt
+from ..receipts.hazards import HazardReport
 from ..receipts.prompts import BUILT_IN_PROMPTS
-from ..receipts.run import ArmResult, run_arms
-from ..receipts.table import plain_table, rich_table, table_rows
-from ..receipts.verdict import Verdict
+from ..receipts.run import ArmResult, Runner
+from ..receipts.table import table_rows
+from ..receipts.verdict import Power, Verdict
 from ..sampling import SamplingParams
 from ..settings import RULES, Settings
+from .arm_table import show_table
 from .complete import as_given, prompt_ids
 from .options import debug_option, list_option, resolve_settings, settings_options
 from .progress import Display
 from .prompts import PromptSource, gather_prompts
-from .stdio import on_terminal, require_output, write_line
+from .stdio import printable, require_output, write_line
+
+BUILT_IN = "built-in"
+"""Where a built-in prompt comes from, as PromptSource says it."""
 
 EPILOG = """\b
 Examples:
@@ -33,12 +39,20 @@ Examples:
       --prefill-chunk 1,5,64,whole --concurrency 1,4 --cross full --out receipt.json
 
 \b
-The first value of every list is its default, and all first values together are the reference arm. --cross cheap runs
-every tp x exchange x placement with the first of all else, and at each tp every chunk x concurrency, and every thread
-count, with the first of all else; --cross full runs every combination. Equal means: token_sha256, logits_sha256 (every
-decided row, whole vocabulary) and residual_hash of every prompt are the reference's. An arm whose counts do not show
-that it ran as named, or one with a failed prompt, fails the receipt too. Exit codes: 0 equal, 1 a difference or a
-failed run, 2 wrong use.
+The first value of every list is its default, and all first values together are the reference arm, which runs plainly.
+All others run with NaN in all memory that must not be read, random delays in every rank, and shuffled prompts.
+--cross cheap runs every tp x exchange x placement with the first of all else, and at each tp every chunk x concurrency,
+every thread count and every transport, with the first of all else; --cross full runs every combination.
+
+
+Equal means: token_sha256, logits_sha256 (every decided row, whole vocabulary), residual_hash and the hash of every row
+after every layer are the reference's, for every prompt. An arm whose counts do not show that it ran as named, or one
+with a failed prompt, fails the receipt too. Controls, sums that are wrong on purpose, must differ for every prompt; a
+receipt in which one does not differ fails, since its prompts have not the power to tell.
+
+
+leafsum verify runs a receipt again, here or elsewhere. Exit codes: 0 equal, 1 a difference or a failed run, 2 wrong
+use.
 """
 
 
@@ -46,6 +60,7 @@ failed run, 2 wrong use.
 @list_option("tp", "1,2", "Rank counts.")
 @list_option("exchange", "slots,nodes", "Exchanges; none at tp 1.")
 @list_option("placement", "contiguous,strided,random", "Placements of experts; none at tp 1.")
+@list_option("transport", "auto", "Transports; none at tp 1.")
 @list_option("prefill_chunk", "whole,5", "Most prompt tokens in one step.")
 @list_option("concurrency", "4,1", "Most requests at once.")
 @list_option("threads", "1", "Compute threads of a rank.")
@@ -72,8 +87,9 @@ failed run, 2 wrong use.
     metavar="FILE",
     help="Also write the receipt, as JSON, here.",
 )
+@click.option("--no-controls", is_flag=True, help="Leave out the runs that must differ; power is then not shown.")
 @click.option("--json", "as_json", is_flag=True, help="The receipt as JSON on standard output, instead of the table.")
-@settings_options([name for name in RULES if name not in (*ARM_FIELDS, "digests")])
+@settings_options([name for name in RULES if name not in (*ARM_FIELDS, "digests", "layer_digests")])
 @debug_option
 def receipt(
     cross: str,
@@ -83,6 +99,7 @@ def receipt(
     max_tokens: int,
     ignore_eos: bool,
     out: Path | None,
+    no_controls: bool,
     as_json: bool,
     **flags: Any,
 ) -> None:
@@ -97,46 +114,53 @@ def receipt(
     if out is not None:
         require_writable(out)
     logging.basicConfig(level=settings.log_level.upper(), format="%(name)s: %(levelname)s: %(message)s")
-    from ..models import resolve_model
+    from ...ranks.spec import load_spec
+    from ..receipts.document import receipt_of
+    from ..receipts.seal import to_document, to_text
 
-    model_dir = resolve_model(settings.model)
+    model_dir = models.resolve_model(settings.model)
+    controls = ControlPlan.left_out() if no_controls else ControlPlan.of(arms, load_spec(model_dir).top_k)
     prompts = _prompts(texts, files, ids_texts)
     with Display() as display:
         display.stage("reading prompts")
         ids = prompt_ids(settings, prompts, max_tokens)
-        results = [
-            replace(result, completions=tuple(as_given(result.completions, prompts)))
-            for result in run_arms(arms, settings, ids, sampling, display.stage, display.on_progress)
-        ]
+        runner = Runner(settings, ids, sampling, display.stage, display.on_progress)
+        results = [_as_given(result, prompts) for result in runner.run_arms(arms)]
+        outcomes = [ControlOutcome.of(results[0], runner.run_control(arm)) for arm in controls.arms]
         display.stage("hashing the model's files")
-        verdict = Verdict.of(results)
-        found = document(model_dir, settings, sampling, cross, results, verdict)
+        # The built-in prompts of tiny meet every hazard; the weights and prompts of users may hold none.
+        must_meet_hazards = settings.model == models.TINY and prompts[0].where == BUILT_IN
+        power = Power(tuple(outcomes), controls.not_run, HazardReport.of(results), must_meet_hazards)
+        verdict = Verdict.of(results[0], results[1:], power)
+        found = to_document(receipt_of(model_dir, settings, sampling, cross, results, verdict, power))
     if out is not None:
-        write_receipt(out, found)
+        write_receipt(out, to_text(found))
     if as_json:
         write_line(json.dumps(found))
     else:
-        show(results, verdict, settings, out)
+        show(results, verdict, power, settings, out)
     verdict.require_equal()
 
 
-def show(results: Sequence[ArmResult], verdict: Verdict, settings: Settings, out: Path | None) -> None:
-    """The table, and one line that sums it up."""
-    rows = table_rows(results, verdict)
-    if on_terminal():
-        from rich.console import Console
-
-        Console().print(rich_table(rows))
-    else:
-        for line in plain_table(rows):
-            write_line(line)
+def show(results: Sequence[ArmResult], verdict: Verdict, power: Power, settings: Settings, out: Path | None) -> None:
+    """The table, a line for each control, and one that sums it up."""
+    show_table(table_rows(results, verdict))
+    for outcome in power.controls:
+        write_line(printable(outcome.line))
     num_prompts = len(results[0].completions)
-    write_line(f"{len(results)} arms, {num_prompts} prompts, settings {settings.digest()[:12]}: {verdict.summary}")
+    write_line(
+        f"{len(results)} arms, {num_prompts} prompts, settings {settings.digest()[:12]}: {verdict.summary}; "
+        f"{power.summary}"
+    )
     if out is not None:
         write_line(f"receipt: {out}")
 
 
+def _as_given(result: ArmResult, prompts: Sequence[PromptSource]) -> ArmResult:
+    return replace(result, completions=tuple(as_given(result.completions, prompts)))
+
+
 def _prompts(texts: tuple[str, ...], files: tuple[str, ...], ids_texts: tuple[str, ...]) -> list[PromptSource]:
     if not (texts or files or ids_texts):
-        return [PromptSource(text, None, "built-in") for text in BUILT_IN_PROMPTS]
+        return [PromptSource(text, None, BUILT_IN) for text in BUILT_IN_PROMPTS]
     return gather_prompts(texts, files, ids_texts)

@@ -1,14 +1,15 @@
-"""Files that are written whole or not at all."""
+"""Receipts as files: written whole or not at all, read within a bound."""
 
 from __future__ import annotations
 
-import json
 import os
 import tempfile
 from pathlib import Path
-from typing import Any
 
 from ...errors import ConfigError, OutputError
+
+MAX_RECEIPT_BYTES = 1 << 28
+"""A receipt of the whole matrix is under a megabyte; the layer hashes of a large model and long prompts are more."""
 
 
 def require_writable(path: Path) -> None:
@@ -23,11 +24,27 @@ def require_writable(path: Path) -> None:
         raise ConfigError(f"--out: cannot write {path}: {error.strerror}; name a file that you may write") from error
 
 
-def write_receipt(path: Path, receipt: dict[str, Any]) -> None:
+def write_receipt(path: Path, text: str) -> None:
     try:
-        write_atomically(path, json.dumps(receipt, indent=1) + "\n")
+        write_atomically(path, text)
     except OSError as error:
         raise OutputError(f"--out: cannot write {path}: {error.strerror}; the receipt is lost") from error
+
+
+def read_text(path: Path) -> str:
+    """The file's text. ConfigError for what cannot be a receipt."""
+    try:
+        if not path.is_file():
+            found = "something else" if path.exists() else "nothing"
+            raise ConfigError(f"{path}: expected a receipt file, found {found}; name what --out has written")
+        size = path.stat().st_size
+        if size > MAX_RECEIPT_BYTES:
+            raise ConfigError(f"{path}: expected a receipt of at most {MAX_RECEIPT_BYTES:,} bytes, found {size:,}")
+        return path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path}: expected a receipt in JSON: {error}") from error
 
 
 def write_atomically(path: Path, text: str) -> None:

@@ -14,22 +14,29 @@ if TYPE_CHECKING:
 COLUMNS = ("arm", "hash", "equal", "exchanges", "bytes sent per rank", "most rows", "most requests")
 
 
-def table_rows(results: Sequence[ArmResult], verdict: Verdict) -> list[tuple[str, ...]]:
+SHOWN_DIGITS = 12
+
+
+def table_rows(results: Sequence[ArmResult], verdict: Verdict, has_reference: bool = True) -> list[tuple[str, ...]]:
+    """`has_reference`: the first result is what the others are compared with."""
     words = [verdict.word_of(result.arm) for result in results]
-    if words[0] == "equal":
+    if has_reference and words[0] == "equal":
         words[0] = "reference"
-    return [
-        (
-            result.arm.name,
-            result.short_hash,
-            word,
-            f"{max(rank.exchanges for rank in result.witness.ranks):,}",
-            f"{max(rank.bytes_sent for rank in result.witness.ranks):,}",
-            f"{result.witness.most_rows:,}",
-            f"{result.witness.most_live_requests:,}",
-        )
-        for word, result in zip(words, results, strict=True)
-    ]
+    return [_row(result, word) for word, result in zip(words, results, strict=True)]
+
+
+def _row(result: ArmResult, word: str) -> tuple[str, ...]:
+    witness = result.witness
+    assert witness is not None, "a table shows arms that ran here"
+    return (
+        result.arm.name,
+        result.hashes_sha256[:SHOWN_DIGITS],
+        word,
+        f"{max(rank.exchanges for rank in witness.ranks):,}",
+        f"{max(rank.bytes_sent for rank in witness.ranks):,}",
+        f"{witness.most_rows:,}",
+        f"{witness.most_live_requests:,}",
+    )
 
 
 def plain_table(rows: Sequence[tuple[str, ...]]) -> list[str]:

@@ -1,63 +1,85 @@
-"""What came out of a receipt's arms: requests that failed, bits that differ, and counts that prove nothing."""
+"""What came out of a receipt's arms: requests that failed, bits that differ, and why it may prove nothing."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
 
 from ...errors import ReceiptMismatch
 from ..sampling import Completion
 from .arms import Arm
+from .controls import ControlOutcome
+from .hazards import HazardReport
+from .locate import Place, first_difference, first_place
 from .run import HASHES, ArmResult
 from .witness import missing_witnesses
 
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """One prompt of one arm that is not the reference's."""
+    """One prompt, numbered from 1, of one arm that is not the reference's. `place`: where its residual parts first."""
 
     arm: Arm
-    prompt_index: int
+    prompt: int
     hashes: tuple[str, ...]
     token_index: int | None
+    place: Place | None
     text: str
-
-    def to_dict(self) -> dict[str, Any]:
-        return {
-            "arm": self.arm.name,
-            "prompt": self.prompt_index,
-            "hashes": list(self.hashes),
-            "first_differing_token": self.token_index,
-            "text": self.text,
-        }
 
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """Why one arm proves nothing."""
+    """Why an arm, or without one the whole receipt, proves nothing."""
 
-    arm: Arm
+    arm: Arm | None
     text: str
 
     def __str__(self) -> str:
-        return f"arm [{self.arm.name}], {self.text}"
+        return f"arm [{self.arm.name}], {self.text}" if self.arm else self.text
+
+
+@dataclass(frozen=True, slots=True)
+class Power:
+    """What shows that the prompts could have told a difference.
+
+    `not_run`: controls that were not run and why; `hazards_must_occur`: a missing one is a fault.
+    """
+
+    controls: tuple[ControlOutcome, ...] = ()
+    not_run: tuple[str, ...] = ()
+    hazards: HazardReport = field(default_factory=HazardReport)
+    hazards_must_occur: bool = False
+
+    def faults(self) -> list[Fault]:
+        texts = [outcome.fault for outcome in self.controls if outcome.fault]
+        return [Fault(None, text) for text in texts + (self.hazards.faults() if self.hazards_must_occur else [])]
+
+    def not_shown(self) -> list[str]:
+        return ([] if self.controls else ["power: no control was run"]) + self.hazards.not_shown()
+
+    @property
+    def summary(self) -> str:
+        num_good = sum(not outcome.fault for outcome in self.controls)
+        controls = [f"{num_good} of {len(self.controls)} controls did as they must"] if self.controls else []
+        return ", ".join(controls + [f"not shown: {text}" for text in self.not_shown()])
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """`failures`: requests that failed alone; `faults`: an arm that did not do what its name says."""
+    """`failures`: requests that failed alone; `faults`: an arm or a control that did not do what its name says."""
 
     failures: tuple[Fault, ...]
     differences: tuple[Difference, ...]
     faults: tuple[Fault, ...]
 
     @classmethod
-    def of(cls, results: Sequence[ArmResult]) -> Verdict:
+    def of(cls, reference: ArmResult, others: Sequence[ArmResult], power: Power | None = None) -> Verdict:
+        """All `others` are compared with `reference`; one without a witness ran elsewhere, and is not judged."""
+        here = [result for result in (reference, *others) if result.witness]
         return cls(
-            tuple(fault for result in results for fault in _failures(result)),
-            tuple(difference for result in results[1:] for difference in _differences(results[0], result)),
-            tuple(fault for result in results for fault in _faults(result)),
+            tuple(fault for result in here for fault in _failures(result)),
+            tuple(difference for result in others for difference in _differences(reference, result)),
+            (*(fault for result in here for fault in _faults(result)), *(power.faults() if power else ())),
         )
 
     @property
@@ -68,10 +90,11 @@ class Verdict:
     def summary(self) -> str:
         if self.equal:
             return "all equal"
-        return (
-            f"{len(self.failures)} failed requests, {len(self.differences)} differences, "
-            f"{len(self.faults)} missing witnesses"
-        )
+        return f"{len(self.failures)} failed requests, {len(self.differences)} differences, {len(self.faults)} faults"
+
+    def is_equal(self, arm: Arm) -> bool:
+        """Whether the arm's hashes are the reference's."""
+        return self.word_of(arm) not in ("FAILED", "DIFFERS")
 
     def word_of(self, arm: Arm) -> str:
         """The arm's verdict in a word, for the table."""
@@ -82,48 +105,48 @@ class Verdict:
         return "NO WITNESS" if any(fault.arm == arm for fault in self.faults) else "equal"
 
     def require_equal(self) -> None:
-        """ReceiptMismatch with the first failure, else the first difference, else the first missing witness."""
+        """ReceiptMismatch with the first failure, else the first difference, else the first fault."""
         if self.failures:
             raise ReceiptMismatch(f"{self.failures[0]} ({len(self.failures)} requests of all arms failed)")
         if self.differences:
             raise ReceiptMismatch(f"{self.differences[0].text} ({len(self.differences)} prompts of all arms differ)")
         if self.faults:
             raise ReceiptMismatch(
-                f"all hashes are equal, but the counts do not prove it: {self.faults[0]} ({len(self.faults)} faults)"
+                f"all hashes are equal, but that proves nothing: {self.faults[0]} ({len(self.faults)} faults)"
             )
 
 
 def _failures(result: ArmResult) -> list[Fault]:
     return [
-        Fault(result.arm, f"prompt {index} failed: {found.error}")
-        for index, found in enumerate(result.completions, start=1)
+        Fault(result.arm, f"prompt {number} failed: {found.error}")
+        for number, found in enumerate(result.completions, start=1)
         if found.error
     ]
 
 
 def _faults(result: ArmResult) -> list[Fault]:
+    assert result.witness is not None, "only arms that ran here are judged"
     lengths = [len(found.prompt_token_ids) for found in result.completions]
     texts = missing_witnesses(result.arm, result.witness, lengths)
-    texts += [
-        f"prompt {index} has no logits_sha256: digests were not on"
-        for index, found in enumerate(result.completions, start=1)
-        if not found.logits_sha256 and not found.error
-    ]
+    for number, found in enumerate(result.completions, start=1):
+        if not found.error:
+            missing = [name for name in ("logits_sha256", "layer_hashes") if not getattr(found, name)]
+            texts += [f"prompt {number} has no {name}: digests were not on" for name in missing]
     return [Fault(result.arm, text) for text in texts]
 
 
 def _differences(reference: ArmResult, result: ArmResult) -> list[Difference]:
     """Every prompt that differs from the reference's, in order; one that failed is no difference."""
     found = []
-    for index, (mine, theirs) in enumerate(zip(reference.completions, result.completions, strict=True)):
+    for number, (mine, theirs) in enumerate(zip(reference.completions, result.completions, strict=True), start=1):
         hashes = tuple(name for name in HASHES if getattr(mine, name) != getattr(theirs, name))
         if hashes and not mine.error and not theirs.error:
-            found.append(_difference(reference.arm, result.arm, index, hashes, mine, theirs))
+            found.append(_difference(reference.arm, result.arm, number, hashes, mine, theirs))
     return found
 
 
 def _difference(
-    reference: Arm, arm: Arm, index: int, hashes: tuple[str, ...], mine: Completion, theirs: Completion
+    reference: Arm, arm: Arm, number: int, hashes: tuple[str, ...], mine: Completion, theirs: Completion
 ) -> Difference:
     token_index = first_difference(mine.token_ids, theirs.token_ids)
     if token_index is not None:
@@ -131,16 +154,12 @@ def _difference(
         found = f"differs first at token {token_index}: expected {expected}, found {got}"
     else:
         found = f"has the same {len(mine.token_ids)} tokens, but {' and '.join(hashes)} differ"
-    text = f"arm [{arm.name}], prompt {index + 1}: expected the bits of arm [{reference.name}]; the output {found}"
-    return Difference(arm, index, hashes, token_index, text)
-
-
-def first_difference(mine: Sequence[int], theirs: Sequence[int]) -> int | None:
-    """Index of the first token that differs, or where the shorter ends; None for equal sequences."""
-    for index, (left, right) in enumerate(zip(mine, theirs, strict=False)):
-        if left != right:
-            return index
-    return None if len(mine) == len(theirs) else min(len(mine), len(theirs))
+    place = first_place(mine, theirs)
+    where = f"the residual differs first at {place}" if place else "no layer's residual differs"
+    text = (
+        f"arm [{arm.name}], prompt {number}: expected the bits of arm [{reference.name}]; the output {found}; {where}"
+    )
+    return Difference(arm, number, hashes, token_index, place, text)
 
 
 def _token(completion: Completion, index: int) -> str:

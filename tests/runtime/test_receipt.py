@@ -3,38 +3,23 @@
 import json
 import os
 import re
-import shutil
 from dataclasses import replace
 
 import fake_pool
 import pytest
-from leafsum.ranks.tiny import ensure_tiny
 from leafsum.runtime.commands.main import run
 from leafsum.runtime.receipts import facts, hashes
 from leafsum.runtime.receipts.arms import Arm
+from leafsum.runtime.receipts.locate import first_difference
 from leafsum.runtime.receipts.prompts import BUILT_IN_PROMPTS
-from leafsum.runtime.receipts.verdict import first_difference
 from leafsum.runtime.receipts.witness import missing_witnesses
 from leafsum.runtime.witness import RankWitness, Witness
-
-ARMS = ("--tp", "1,2", "--exchange", "slots,nodes", "--placement", "contiguous,strided", "--max-tokens", "6")
+from runtime.fake_receipts import ARMS, NUM_CONTROLS, NUM_GANGS, install, receipt
 
 
 @pytest.fixture
 def script(monkeypatch, tmp_path):
-    for name in ("config.json", "tokenizer.json"):
-        shutil.copy(ensure_tiny() / name, tmp_path)
-    monkeypatch.setattr("leafsum.runtime.models.resolve_model", lambda _text: tmp_path)
-    # the hardware's facts come from leafsum._C, which these tests do not need
-    monkeypatch.setattr(facts, "_instruction_set", lambda: "plain")
-    return fake_pool.install(monkeypatch)
-
-
-def receipt(capfd, *arguments):
-    """Exit code, the receipt, and standard error of one run."""
-    exit_code = run(["receipt", *ARMS, *arguments, "--json"])
-    out, err = capfd.readouterr()
-    return exit_code, json.loads(out), err
+    return install(monkeypatch, tmp_path)
 
 
 @pytest.mark.usefixtures("script")
@@ -47,19 +32,39 @@ def test_equal_arms_make_a_whole_receipt(capfd):
     assert list(found["model"]["files"]) == ["config.json", "tokenizer.json"]
     assert [prompt["text"] for prompt in found["prompts"]] == list(BUILT_IN_PROMPTS)
     assert len(found["arms"]) == 4 + (4 + 4 - 1)
+    assert all(re.fullmatch("[0-9a-f]{64}", prompt["logits_sha256"]) for prompt in found["prompts"])
+    assert [prompt["layers"]["rows"] for prompt in found["prompts"]] == [
+        len(text.encode()) + 6 - 1 for text in BUILT_IN_PROMPTS
+    ]
     for arm in found["arms"]:
-        assert len(arm["prompts"]) == 8
-        assert all(re.fullmatch("[0-9a-f]{64}", prompt["logits_sha256"]) for prompt in arm["prompts"])
-        assert len(arm["witness"]["ranks"]) == arm["settings"]["tp"]
-        assert all(rank["exchanges"] == (arm["settings"]["tp"] > 1) for rank in arm["witness"]["ranks"])
-    assert any("control" in text for text in found["not_run"])
-    assert any("poison" in text for text in found["not_run"])
+        num_ranks = arm["settings"]["tp"]
+        assert arm["witness"]["exchanges"] == [int(num_ranks > 1)] * num_ranks
+        assert "other_prompts" not in arm
+    assert len({arm["hashes_sha256"] for arm in found["arms"]}) == 1
+    assert (found["failed"], found["faults"], found["differences"], found["not_shown"]) == ([], [], [], [])
 
 
 def test_a_pool_serves_all_arms_that_it_can_be_changed_to(script, capfd):
     assert receipt(capfd)[0] == 0
-    assert script.opened == script.closed == 1 + 4
-    assert all(settings.digests for settings in script.settings)
+    assert script.opened == script.closed == NUM_GANGS + NUM_CONTROLS
+    assert all(each.digests and each.layer_digests and each.hazards for each in script.settings)
+
+
+def test_all_arms_but_the_reference_run_under_adverse_conditions(script, capfd):
+    _, found, _ = receipt(capfd)
+    reference, *others = script.settings[:NUM_GANGS]
+    assert (reference.poison, reference.delay_seed, script.submitted[0]) == (False, 0, list(range(8)))
+    assert found["arms"][0]["adverse"] is None
+    assert all(each.poison for each in others)
+    assert 0 not in {each.delay_seed for each in others}
+    assert len({each.delay_seed for each in others}) == len(others)
+    orders = script.submitted[1 : len(found["arms"])]
+    assert all(sorted(order) == list(range(8)) for order in orders)
+    assert list(range(8)) not in orders
+    assert len({tuple(order) for order in orders}) > 1
+    seeds = [arm["adverse"]["delay_seed"] for arm in found["arms"][1:]]
+    assert set(seeds) == {each.delay_seed for each in others}
+    assert len({arm["adverse"]["order_seed"] for arm in found["arms"][1:]}) == len(orders)
 
 
 def test_one_wrong_token_is_named_with_arm_prompt_and_position(script, capfd):
@@ -71,12 +76,33 @@ def test_one_wrong_token_is_named_with_arm_prompt_and_position(script, capfd):
     exit_code, found, err = receipt(capfd)
     assert (exit_code, found["equal"]) == (1, False)
     assert (
-        "arm [tp 2 nodes strided threads 1 chunk whole concurrency 4], prompt 6: expected the bits of arm [tp 1" in err
+        "arm [tp 2 nodes strided transport auto threads 1 chunk whole concurrency 4], prompt 6: expected the bits of "
+        "arm [tp 1" in err
     )
     assert re.search(r"differs first at token 3: expected id \d+, found id 7", err)
     (difference,) = found["differences"]
-    assert (difference["prompt"], difference["first_differing_token"], difference["hashes"]) == (5, 3, ["token_sha256"])
-    assert [arm["name"] for arm in found["arms"] if not arm["equal"]] == [difference["arm"]]
+    assert (difference["prompt"], difference["first_differing_token"], difference["hashes"]) == (6, 3, ["token_sha256"])
+    (other,) = [arm for arm in found["arms"] if not arm["equal"]]
+    assert (other["settings"]["exchange"], other["settings"]["placement"]) == ("nodes", "strided")
+    assert [(each["prompt"], each["output_token_ids"][3]) for each in other["other_prompts"]] == [(6, 7)]
+
+
+@pytest.mark.parametrize(
+    ("position", "layer", "part"), [(0, 0, "prompt"), (10, 3, "prompt"), (11, 2, "output"), (15, 3, "output")]
+)
+def test_a_difference_is_located_by_position_and_layer(position, layer, part, script, capfd):
+    """The second prompt has 11 tokens, and 6 more make 16 rows."""
+
+    def spoil(settings, index, completion):
+        return fake_pool.with_layer(completion, position, layer) if (settings.tp, index) == (2, 1) else completion
+
+    script.spoil = spoil
+    exit_code, found, err = receipt(capfd)
+    assert exit_code == 1
+    assert "prompt 2: expected the bits of arm [tp 1 threads 1 chunk whole concurrency 4]; " in err
+    where = f"the residual differs first at position {position}, layer {layer}, in the {part}"
+    assert f"the same 6 tokens, but residual_hash and layer_hashes differ; {where}" in err
+    assert {(each["position"], each["layer"]) for each in found["differences"]} == {(position, layer)}
 
 
 @pytest.mark.parametrize("name", ["logits_sha256", "residual_hash"])
@@ -88,7 +114,7 @@ def test_equal_tokens_with_other_bits_differ(name, script, capfd):
     exit_code, found, err = receipt(capfd)
     assert exit_code == 1
     assert "prompt 1: expected the bits of arm [tp 1 threads 1 chunk whole concurrency 4]; " in err
-    assert f"the output has the same 6 tokens, but {name} differ" in err
+    assert f"the output has the same 6 tokens, but {name} differ; no layer's residual differs" in err
     assert all(difference["first_differing_token"] is None for difference in found["differences"])
 
 
@@ -96,7 +122,7 @@ def test_a_rank_that_exchanged_nothing_fails_an_equal_receipt(script, capfd):
     script.silent_rank = 1
     exit_code, found, err = receipt(capfd)
     assert (exit_code, found["equal"], found["differences"]) == (1, False, [])
-    assert "all hashes are equal, but the counts do not prove it: arm [tp 2 slots contiguous" in err
+    assert "all hashes are equal, but that proves nothing: arm [tp 2 slots contiguous" in err
     assert "rank 1: expected exchanges and bytes both ways, found 0 exchanges" in err
 
 
@@ -113,23 +139,24 @@ def test_a_failed_request_fails_a_receipt_with_its_text(script, capfd):
         return fake_pool.replace(completion, **failed) if (settings.tp, index) == (2, 3) else completion
 
     script.spoil = spoil
-    exit_code, found, err = receipt(capfd)
-    assert (exit_code, found["equal"], found["differences"], found["missing_witnesses"]) == (1, False, [], [])
+    exit_code, found, err = receipt(capfd, "--no-controls")
+    assert (exit_code, found["equal"], found["differences"], found["faults"]) == (1, False, [], [])
     assert re.search(r"arm \[tp 2 [^]]*\], prompt 4 failed: not finite \(7 requests of all arms failed\)", err)
     assert len(found["failed"]) == 7
     for arm in found["arms"]:
         failed = arm["settings"]["tp"] == 2
         assert arm["equal"] is not failed
-        assert [prompt.get("error") == "not finite" for prompt in arm["prompts"]].count(True) == failed
+        assert [prompt["error"] for prompt in arm.get("other_prompts", [])] == ["not finite"] * failed
     assert run(["receipt", *ARMS]) == 1
     assert all("FAILED" in line for line in capfd.readouterr().out.splitlines() if line.startswith("tp 2"))
 
 
-def test_missing_digests_fail_a_receipt(script, capfd):
-    script.spoil = lambda _settings, _index, completion: fake_pool.replace(completion, logits_sha256=None)
+@pytest.mark.parametrize(("name", "nothing"), [("logits_sha256", None), ("layer_hashes", b"")])
+def test_missing_digests_fail_a_receipt(name, nothing, script, capfd):
+    script.spoil = lambda _settings, _index, completion: fake_pool.replace(completion, **{name: nothing})
     exit_code, _, err = receipt(capfd)
     assert exit_code == 1
-    assert "prompt 1 has no logits_sha256" in err
+    assert f"prompt 1 has no {name}: digests were not on" in err
 
 
 @pytest.mark.usefixtures("script")
@@ -139,10 +166,13 @@ def test_the_table_is_plain_in_a_pipe(capfd, tmp_path):
     lines = capfd.readouterr().out.splitlines()
     assert lines[0].split()[:3] == ["arm", "hash", "equal"]
     assert "reference" in lines[1]
-    hashes = {line.split("concurrency 1")[1].split()[0] for line in lines[1:-2]}
-    assert len(hashes) == 1
+    arms = [line for line in lines if line.startswith("tp ")]
+    assert len({line.split("concurrency 1")[1].split()[0] for line in arms}) == 1
+    controls = lines[1 + len(arms) : -2]
+    assert len(controls) == NUM_CONTROLS
+    assert all(line.startswith("as it must: control ") for line in controls)
     assert lines[-2].startswith("7 arms, 1 prompts, settings ")
-    assert lines[-2].endswith("all equal")
+    assert lines[-2].endswith("all equal; 6 of 6 controls did as they must")
     assert lines[-1] == f"receipt: {out_file}"
     assert json.loads(out_file.read_text())["equal"] is True
 
@@ -156,7 +186,7 @@ def test_the_table_marks_the_arm_that_differs(script, capfd):
 
 
 WITNESS = Witness(9, 64, 4, (RankWitness(0, 100, 1, 1, 1, {}), RankWitness(1, 101, 1, 1, 1, {})))
-ARM = Arm(tp=2, exchange="slots", placement="strided", threads=1, prefill_chunk=64, concurrency=4)
+ARM = Arm(tp=2, exchange="slots", placement="strided", transport="auto", threads=1, prefill_chunk=64, concurrency=4)
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,7 @@
 """The arms of a receipt: which crossings are made, and which share a gang."""
 
+from dataclasses import replace
+
 import pytest
 from leafsum.errors import ConfigError
 from leafsum.runtime.receipts.arms import ARM_FIELDS, Axes, gangs_of
@@ -9,6 +11,7 @@ TEXTS = {
     "tp": "1,2,3",
     "exchange": "slots,nodes",
     "placement": "contiguous,strided,random:5",
+    "transport": "gloo",
     "threads": "1,2",
     "prefill_chunk": "1,5,64,whole",
     "concurrency": "1,4",
@@ -21,8 +24,8 @@ def arms(cross="cheap", **changed):
 
 def test_the_reference_is_the_first_of_everything():
     first = arms()[0]
-    assert [getattr(first, name) for name in ARM_FIELDS] == [1, "none", "none", 1, 1, 1]
-    assert [getattr(arms(tp="2,1")[0], name) for name in ARM_FIELDS] == [2, "slots", "contiguous", 1, 1, 1]
+    assert [getattr(first, name) for name in ARM_FIELDS] == [1, "none", "none", "none", 1, 1, 1]
+    assert [getattr(arms(tp="2,1")[0], name) for name in ARM_FIELDS] == [2, "slots", "contiguous", "gloo", 1, 1, 1]
 
 
 def test_cheap_crosses_travel_and_cuts_apart():
@@ -43,7 +46,26 @@ def test_cheap_crosses_travel_and_cuts_apart():
 def test_full_is_every_combination_once_and_tp_1_has_no_travel():
     found = arms("full")
     assert len(set(found)) == len(found) == 2 * 4 * 2 + 2 * (2 * 3 * 2 * 4 * 2)
-    assert {(arm.exchange, arm.placement) for arm in found if arm.tp == 1} == {("none", "none")}
+    assert {(arm.exchange, arm.placement, arm.transport) for arm in found if arm.tp == 1} == {("none",) * 3}
+
+
+def test_transports_are_crossed_with_the_first_of_all_else_or_with_everything():
+    cheap, full = arms(transport="gloo,shared"), arms("full", transport="gloo,shared")
+    assert len(cheap) == len(arms()) + 2
+    assert sum(arm.transport == "shared" for arm in full) == sum(arm.transport == "gloo" for arm in full)
+
+
+def test_all_arms_but_the_reference_are_adverse_and_need_other_ranks_than_it():
+    reference, *others = arms("full")
+    assert (reference.adverse, reference.delay_seed) == (False, 0)
+    assert all(arm.adverse for arm in others)
+    assert [gang for gang in gangs_of([reference, *others]) if reference in gang] == [[reference]]
+    assert replace(reference, adverse=True) not in others
+    seeds = {arm.gang: arm.delay_seed for arm in others}
+    assert 0 not in seeds.values()
+    assert len(set(seeds.values())) == len(seeds)
+    assert all(arm.adverse for arm in Axes.parse(TEXTS).adverse_arms())
+    assert len(Axes.parse(TEXTS).adverse_arms()) == len(others) + 1
 
 
 @pytest.mark.parametrize("is_full", [False, True])
@@ -57,14 +79,20 @@ def test_arms_of_one_gang_lie_side_by_side(is_full):
 
 def test_an_arm_becomes_settings_with_digests():
     base = Settings(dtype="float32", exchange="auto")
-    arm = arms()[-1]
+    arm = replace(arms()[-1], control="rank-chain")
     assert arm.settings(base).to_dict() == {
         **base.to_dict(),
         **{n: getattr(arm, n) for n in ARM_FIELDS},
         "digests": True,
+        "layer_digests": True,
+        "hazards": True,
+        "poison": True,
+        "delay_seed": arm.delay_seed,
+        "control": "rank-chain",
     }
     alone = arms()[0].settings(base)
     assert (alone.tp, alone.exchange, alone.placement, alone.digests) == (1, "auto", "contiguous", True)
+    assert (alone.poison, alone.delay_seed, alone.control) == (False, 0, "none")
 
 
 def test_names_tell_arms_apart():

@@ -1,0 +1,97 @@
+"""A receipt and this machine: what decides bits, there and here, before anything runs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from ...errors import ReceiptMismatch
+from ...ranks.numerics import NUMERICS_VERSION
+from ..settings import Settings
+from ..tokenizer import Tokenizer
+from .document import ARITHMETIC_ID
+from .hashes import model_files
+from .records import Receipt
+
+WEIGHT_SUFFIXES = (".safetensors", ".safetensors.index.json")
+CONFIG_FILES = ("config.json", "generation_config.json")
+TOKENIZER_FILE = "tokenizer.json"
+
+SHOWN_DIGITS = 12
+"""Of a SHA-256 in a line of text; the file and --json have all of them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fact:
+    """One thing of the receipt beside the same thing here. `decides_bits`: where it differs, so may everything else."""
+
+    what: str
+    same: bool
+    text: str
+    decides_bits: bool = True
+
+    def to_dict(self) -> dict[str, str | bool]:
+        return {"what": self.what, "same": self.same, "text": self.text}
+
+
+def facts_here(receipt: Receipt, settings: Settings, model_dir: Path) -> list[Fact]:
+    """What decides bits, in the receipt and here. `settings`: the receipt's, as this installation reads them."""
+    files = model_files(model_dir)
+    return [
+        _files_fact("weights", receipt.model.files, files, is_weight=True),
+        _files_fact("other model files", receipt.model.files, files, is_weight=False),
+        _fact("numerics", str(receipt.numerics), str(NUMERICS_VERSION)),
+        _fact("settings digest", receipt.settings_digest, settings.digest()),
+        _fact("arithmetic", receipt.arithmetic_id, ARITHMETIC_ID),
+    ]
+
+
+def require_same(facts: list[Fact]) -> None:
+    """ReceiptMismatch where bits need not be equal here."""
+    texts = [f"{fact.what}: {fact.text}" for fact in facts if fact.decides_bits and not fact.same]
+    if texts:
+        raise ReceiptMismatch(f"not run: the bits cannot be expected to be equal here. {'; '.join(texts)}")
+
+
+def require_same_ids(receipt: Receipt, model_dir: Path) -> None:
+    """ReceiptMismatch for a prompt whose text has other ids here, by the tokenizer that made them."""
+    found = model_files(model_dir).get(TOKENIZER_FILE)
+    tokenizer = Tokenizer.open(model_dir) if found and found == receipt.model.files.get(TOKENIZER_FILE) else None
+    if tokenizer is None:
+        return  # another tokenizer may make other ids; the receipt's own are what runs
+    for number, prompt in enumerate(receipt.prompts, start=1):
+        if prompt.text is not None and tuple(tokenizer.encode(prompt.text)) != prompt.token_ids:
+            raise ReceiptMismatch(
+                f"the receipt contradicts itself: prompt {number}: its text has other token ids than it says; it "
+                "proves nothing, make it again"
+            )
+
+
+def _fact(what: str, there: str, here: str) -> Fact:
+    shown_there, shown_here = (text[:SHOWN_DIGITS] for text in (there, here))
+    same = there == here
+    return Fact(what, same, f"{shown_here}, as there" if same else f"{shown_there} in the receipt, {shown_here} here")
+
+
+def _files_fact(what: str, there: dict[str, str], here: dict[str, str], is_weight: bool) -> Fact:
+    names = sorted(name for name in {*there, *here} if _decides_bits(name) is is_weight)
+    others = list(_other_files(names, there, here))
+    text = "; ".join(others) if others else f"the same {len(names)} files"
+    return Fact(what, not others, text, decides_bits=is_weight)
+
+
+def _other_files(names: list[str], there: dict[str, str], here: dict[str, str]) -> Iterator[str]:
+    for name in names:
+        if name not in here:
+            yield f"{name} is missing here"
+        elif name not in there:
+            yield f"{name} is not in the receipt"
+        elif there[name] != here[name]:
+            yield (
+                f"{name} differs: sha256 {there[name][:SHOWN_DIGITS]} in the receipt, {here[name][:SHOWN_DIGITS]} here"
+            )
+
+
+def _decides_bits(name: str) -> bool:
+    return name.endswith(WEIGHT_SUFFIXES) or name in CONFIG_FILES

@@ -1,0 +1,108 @@
+"""Receipts over real processes: controls and hazards are met, a broken product is seen, a recorded receipt holds."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+from house.checkout import ROOT
+from leafsum.ranks.numerics import CONTROLS
+from leafsum.runtime import conversation
+from leafsum.runtime.child import Child
+from leafsum.runtime.commands.main import run
+from leafsum.runtime.commands.needs import inspect_model
+from leafsum.runtime.models import resolve_model
+from leafsum.runtime.settings import Settings
+
+RECEIPTS = ROOT / "docs" / "receipts"
+SMALL = RECEIPTS / "tiny-small.json"
+
+MAX_TOKENS = 4
+PROMPTS = ("--prompt", "Sums of the same rows", "--prompt", "in one order", "--max-tokens", str(MAX_TOKENS))
+LISTS = ("--placement", "contiguous", "--prefill-chunk", "whole", "--concurrency", "2", "--threads", "1")
+RECEIPT = ("receipt", "--model", "tiny", "--tp", "1,2", *LISTS, *PROMPTS, "--kv-tokens", "512")
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory) -> Path:
+    """A receipt of a whole product."""
+    found: Path = tmp_path_factory.mktemp("receipts") / "receipt.json"
+    assert run([*RECEIPT, "--exchange", "slots,nodes", "--out", str(found)]) == 0
+    return found
+
+
+def test_two_short_prompts_have_the_power_to_tell_every_control(path):
+    receipt = json.loads(path.read_text())
+    assert receipt["equal"]
+    assert (receipt["faults"], receipt["not_shown"]) == ([], [])
+    *differ, flipped = receipt["controls"]
+    assert [each["control"] for each in receipt["controls"]] == list(CONTROLS[1:])
+    assert [(each["differ"], each["same"], each["ended"]) for each in differ] == [([1, 2], [], "")] * len(differ)
+    assert re.match(r"RankMismatch: run \w+: ranks disagree at step 1, .*position \d+, layer \d+: ", flipped["ended"])
+
+
+def test_arms_are_adverse_and_count_what_inspect_foretells(path):
+    receipt = json.loads(path.read_text())
+    plain, *others = receipt["arms"]
+    assert (plain["settings"]["tp"], plain["adverse"], plain["witness"]["bytes_sent"]) == (1, None, [0])
+    needs = inspect_model(resolve_model("tiny"), Settings(tp=2))
+    num_rows = sum(prompt["layers"]["rows"] for prompt in receipt["prompts"])
+    num_decided = 2 * MAX_TOKENS
+    for arm in others:
+        assert (arm["settings"]["tp"], arm["adverse"]["poison"], arm["witness"]["most_live_requests"]) == (2, True, 2)
+        assert all(count > 0 for count in arm["witness"]["hazards"].values())
+        at_most = num_rows * needs.exchanges[arm["settings"]["exchange"]].bytes_sent_per_token
+        # with digests, whole rows of logits travel too
+        at_most += num_decided * needs.spec.vocab_size * 4
+        assert 0.5 * at_most < arm["witness"]["bytes_sent"][0] <= at_most
+
+
+def break_ranks(monkeypatch, defect):
+    monkeypatch.setenv("BROKEN", defect)
+    monkeypatch.setenv("PYTHONPATH", str(ROOT / "tests"))
+    monkeypatch.setattr(
+        conversation, "Child", lambda role, _module, *arguments: Child(role, "broken_coordinator", *arguments)
+    )
+
+
+SEEN = {
+    "wrong tree": r"expected the bits of arm \[tp 1 .*; the residual differs first at position 0, layer 0, in the",
+    "unowned expert": r"prompt 1 failed: values of position 0 are not finite from layer 0 on",
+    "stale page": r"prompt 1 failed: values of position 0 are not finite from layer 0 on",
+    "dropped row": r"prompt \d failed: values of position \d+ are not finite from layer 0 on",
+}
+
+
+@pytest.mark.parametrize("defect", SEEN)
+def test_a_broken_product_is_seen(defect, path, monkeypatch, capfd):
+    break_ranks(monkeypatch, defect)
+    assert run(["verify", str(path), "--tp", "2", "--exchange", "slots"]) == 1
+    out, err = capfd.readouterr()
+    assert re.search(SEEN[defect], err)
+    assert re.search("^tp 2 slots .* (DIFFERS|FAILED) ", out, re.MULTILINE)
+
+
+def test_a_receipt_of_a_broken_product_fails(monkeypatch, capfd, tmp_path):
+    break_ranks(monkeypatch, "chain of partials")
+    out = tmp_path / "receipt.json"
+    assert run([*RECEIPT, "--exchange", "slots", "--no-controls", "--out", str(out)]) == 1
+    printed, err = capfd.readouterr()
+    assert "0 failed requests, 2 differences, 0 faults" in printed
+    assert re.search(r"prompt 1: expected the bits of arm .*; the residual differs first at position \d+, layer 0", err)
+    receipt = json.loads(out.read_text())
+    assert not receipt["equal"]
+    assert [(each["prompt"], each["layer"]) for each in receipt["differences"]] == [(1, 0), (2, 0)]
+
+
+def test_a_recorded_receipt_holds_here(capfd):
+    assert run(["verify", str(SMALL)]) == 0
+    assert "compared with the receipt: all equal" in capfd.readouterr().out
+
+
+def test_the_page_shows_the_recorded_token_hashes():
+    prompts = json.loads(SMALL.read_text())["prompts"]
+    rows = [f"| {json.dumps(each['text'], ensure_ascii=False)} | `{each['token_sha256']}` |" for each in prompts]
+    page = (RECEIPTS / "README.md").read_text()
+    assert "\n".join(rows) in page, "expected these rows in the page:\n" + "\n".join(rows)
