@@ -7,7 +7,16 @@ from setuptools import setup
 from setuptools.command.build_py import build_py
 
 KERNELS = Path("csrc/cpu")
-FOLDERS = ["runtime", "runtime.commands", "runtime.receipts", "ranks", "ranks.blocks", "ranks.models", "collectives"]
+FOLDERS = [
+    "runtime",
+    "runtime.bench",
+    "runtime.commands",
+    "runtime.receipts",
+    "ranks",
+    "ranks.blocks",
+    "ranks.models",
+    "collectives",
+]
 NOT_IN_WHEEL = {"setup"}
 # every operation rounds once, where docs/numerics.md says: no contraction, and never fast-math
 COMPILE_FLAGS = ["-O3", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math", "-Wall", "-Wextra"]

@@ -9,6 +9,8 @@ Both modes give the same bits (docs/numerics.md, section 4): what travels is wha
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -87,7 +89,7 @@ class Exchange:
         """
         rows, ids = self._checked(slot_rows, slot_ids)
         if self.hazards is not None:
-            self.hazards.count_rows(rows[self._owners[ids] == self.rank])
+            self.hazards.count_rows(rows[self._owners_of(ids) == self.rank])
         if self.transport.num_ranks == 1 or ids.size == 0:
             return torch.from_numpy(self._root(rows, ids))
         self.num_exchanges += 1
@@ -97,7 +99,7 @@ class Exchange:
         return self._root(self._gather_slots(rows, ids), ids)
 
     def _gather_slots(self, rows: F32, ids: I32) -> F32:
-        owners = self._owners[ids]
+        owners = self._owners_of(ids)
         num_each = [int(np.count_nonzero(owners == r)) for r in range(self.transport.num_ranks)]
         parts = self._gather(rows[owners == self.rank], num_each)
         return _scatter(rows, owners, parts)
@@ -108,7 +110,7 @@ class Exchange:
         num_cover = counts = [num_rows * len(cover) for cover in self._covers]
         if self._has_shared_leaves:
             # One all-gather carries both kinds of rows: the cover, row by row, then the raw slots in (row, slot) order.
-            raw_owners = self._raw_owners[ids]
+            raw_owners = self._raw_owners[ids]  # own_part has seen that they are in range
             own_part = np.concatenate([own_part, rows[raw_owners == self.rank]])
             counts = [num + int(np.count_nonzero(raw_owners == r)) for r, num in enumerate(num_cover)]
         parts = self._gather(own_part, counts)
@@ -132,16 +134,21 @@ class Exchange:
         tree = self.placement.tree
         return tree_nodes(rows, ids, tree.num_ids, tree.ids_per_leaf, given_nodes, given_rows, wanted)
 
-    def _checked(self, slot_rows: torch.Tensor, slot_ids: torch.Tensor) -> tuple[F32, I32]:
-        if slot_rows.dtype != torch.float32 or slot_rows.ndim != 3:
-            raise ValueError(f"expected slot_rows float32 [M, S, H], found {_describe(slot_rows)}")
-        if slot_ids.dtype != torch.int32 or slot_ids.shape != slot_rows.shape[:2]:
-            raise ValueError(f"expected slot_ids int32 {list(slot_rows.shape[:2])}, found {_describe(slot_ids)}")
-        ids = slot_ids.contiguous().numpy()
+    def _owners_of(self, ids: I32) -> I32:
+        """The rank of each slot's id. Ids are checked here too: numpy counts negative ones from the end."""
         num_ids = self.placement.tree.num_all_ids
         if ids.size and int((ids + 1).view(np.uint32).max()) > num_ids:  # below -1 is far above, unsigned
-            raise ValueError(f"expected slot_ids of -1..{num_ids - 1}, found {ids.min()}..{ids.max()}")
-        return slot_rows.contiguous().numpy(), ids
+            raise ValueError(f"slot_ids: expected values -1 to {num_ids - 1}, found {ids.min()} to {ids.max()}")
+        owners: I32 = self._owners[ids]
+        return owners
+
+    def _checked(self, slot_rows: torch.Tensor, slot_ids: torch.Tensor) -> tuple[F32, I32]:
+        rows, ids = np.ascontiguousarray(slot_rows.numpy()), np.ascontiguousarray(slot_ids.numpy())
+        if rows.dtype != np.float32 or rows.ndim != 3:
+            raise ValueError(f"expected slot_rows float32 [M, S, H], found {_describe(rows)}")
+        if ids.dtype != np.int32 or ids.shape != rows.shape[:2]:
+            raise ValueError(f"expected slot_ids int32 {list(rows.shape[:2])}, found {_describe(ids)}")
+        return rows, ids
 
 
 def _scatter(rows: F32, owners: I32, parts: list[F32]) -> F32:
@@ -157,5 +164,5 @@ def _scatter(rows: F32, owners: I32, parts: list[F32]) -> F32:
     return scattered
 
 
-def _describe(tensor: torch.Tensor) -> str:
-    return f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
+def _describe(array: NDArray[Any]) -> str:
+    return f"{array.dtype} {list(array.shape)}"

@@ -45,6 +45,15 @@ class TransportStats:
     def bytes_received(self) -> int:
         return self.all_gather.bytes_received + self.broadcast.bytes_received
 
+    @property
+    def calls(self) -> dict[str, int]:
+        """How many, by kind."""
+        return {
+            "all_gather": self.all_gather.calls,
+            "broadcast": self.broadcast.calls,
+            "barrier": self.barrier.calls,
+        }
+
     def as_dict(self) -> dict[str, dict[str, int]]:
         """{"all_gather": {"calls": n, "bytes_sent": n, "bytes_received": n}, "broadcast": ..., "barrier": ...}"""
         return {kind: asdict(getattr(self, kind)) for kind in ("all_gather", "broadcast", "barrier")}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 
 import numpy as np
@@ -77,7 +78,7 @@ class Engine:
         residual = self.model.forward(rows, self.kv)
         row_hashes = ops.residual_hash(residual.rows, rows.positions).tolist()
         bad_layers = residual.first_bad_layer.tolist()
-        ends = np.cumsum([max(1, len(run.token_ids)) for run in runs]).tolist()
+        ends = list(itertools.accumulate(max(1, len(run.token_ids)) for run in runs))
         decided = [end - 1 for run, end in zip(runs, ends, strict=True) if run.decides]
         decisions = iter(self._decide(residual.rows[decided])) if decided else iter(())
         results = []
@@ -85,7 +86,9 @@ class Engine:
             begin = end - max(1, len(run.token_ids))
             run_hash = sum(row_hashes[begin:end]) % HASH_MODULUS
             decision = next(decisions) if run.decides else None
-            layer_hashes = residual.layer_hashes[begin:end].astype("<u8").tobytes()
+            layer_hashes = b""
+            if self.setup.layer_digests:
+                layer_hashes = residual.layer_hashes[begin:end].astype("<u8").tobytes()
             results.append(self._conclude(run, end - begin, run_hash, layer_hashes, bad_layers[begin:end], decision))
         return tuple(results)
 
@@ -164,14 +167,13 @@ class Engine:
         token_ids[token_ids == NO_ROW_ID] = 0  # a row of NaN, as argmax has it
         finite: list[bool] = np.all(gathered["is_finite"], axis=0).tolist()
         return [
-            Decision(token_id, is_finite, b"")
-            for token_id, is_finite in zip(token_ids.tolist(), finite, strict=True)
+            Decision(token_id, is_finite, b"") for token_id, is_finite in zip(token_ids.tolist(), finite, strict=True)
         ]
 
     def _traffic(self) -> Traffic:
         stats = self.transport.stats
         return Traffic(
-            calls={kind: count["calls"] for kind, count in stats.as_dict().items()},
+            calls=stats.calls,
             bytes_sent=stats.bytes_sent,
             bytes_received=stats.bytes_received,
             num_exchanges=self.model.num_exchanges,

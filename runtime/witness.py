@@ -21,7 +21,8 @@ class Progress:
 class RankWitness:
     """What one rank has done since it started. `transport`: collective calls by kind; bytes are payload on the wire.
 
-    `hazards`: how often its rows met what a careless sum would treat otherwise, by name.
+    `wait_ns`: nanoseconds in those calls, moving bytes and waiting for other ranks. `hazards`: how often its rows met
+    what a careless sum would treat otherwise, by name.
     """
 
     rank: int
@@ -30,6 +31,7 @@ class RankWitness:
     bytes_sent: int
     bytes_received: int
     transport: dict[str, int]
+    wait_ns: int = 0
     hazards: dict[str, int] = field(default_factory=dict)
 
     @classmethod
@@ -42,6 +44,7 @@ class RankWitness:
             bytes_sent=traffic.bytes_sent,
             bytes_received=traffic.bytes_received,
             transport=traffic.calls,
+            wait_ns=traffic.wait_ns,
             hazards=traffic.hazards,
         )
 
@@ -52,6 +55,7 @@ class RankWitness:
             bytes_sent=self.bytes_sent - before.bytes_sent,
             bytes_received=self.bytes_received - before.bytes_received,
             transport=_difference(self.transport, before.transport),
+            wait_ns=self.wait_ns - before.wait_ns,
             hazards=_difference(self.hazards, before.hazards),
         )
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
 from ...collectives.exchange import Exchange
@@ -40,9 +41,9 @@ class Rotary:
 class OwnHeads:
     """The projections of the heads one rank owns.
 
-    projection: queries, keys and values as one wide linear, [heads * D | KV heads * D | KV heads * D] columns: a column's
-    bits do not depend on the others. kv_index I32 [heads]: the place of a head's KV head among those in this rank's
-    pages.
+    projection: queries, keys and values as one wide linear of [heads * D | KV heads * D | KV heads * D] columns; a
+    column's bits do not depend on the others. kv_index I32 [heads]: the place of a head's KV head among those in this
+    rank's pages.
     """
 
     projection: Linear
@@ -70,10 +71,11 @@ class OwnHeads:
     def project(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """F32 [M, H] -> queries [M, heads, D], keys and values [M, KV heads, D]."""
         num_heads = len(self.kv_index)
-        heads = self.projection(x).view(x.shape[0], -1, self.head_dim)
-        num_kv_heads = (heads.shape[1] - num_heads) // 2
-        queries, keys, values = heads.split((num_heads, num_kv_heads, num_kv_heads), dim=1)
-        return queries.contiguous(), keys.contiguous(), values.contiguous()
+        heads = self.projection(x).numpy().reshape(len(x), -1, self.head_dim)
+        first_value = (heads.shape[1] + num_heads) // 2
+        parts = (heads[:, :num_heads], heads[:, num_heads:first_value], heads[:, first_value:])
+        queries, keys, values = (torch.from_numpy(np.ascontiguousarray(part)) for part in parts)
+        return queries, keys, values
 
 
 def _projection(reader: WeightReader, spec: ModelSpec, layer: int, query_rows: Part, kv_rows: Part) -> Linear:

@@ -1,0 +1,1 @@
+"""What `leafsum bench` measures: a suite a file, and what they share."""

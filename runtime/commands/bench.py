@@ -1,0 +1,148 @@
+"""`leafsum bench`: how fast this machine is, against what it could be."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from ...errors import LeafsumError
+from ..bench.options import SUITES, BenchOptions, Shape, parse_counts
+from .options import debug_option, resolve_settings, settings_options
+from .progress import Display
+from .stdio import on_terminal, require_output, write_line
+
+if TYPE_CHECKING:
+    from ..bench.results import Results
+
+C = TypeVar("C", bound=Callable[..., Any])
+
+BENCH_SETTINGS = ("dtype", "exchange", "placement", "transport")
+MOST_RANKS = 64
+
+EPILOG = """\b
+Suites (none named: all of them, in about two minutes on two idle cores):
+  kernels    One thread. Ways to read memory in GB/s; linear at 1 row (bfloat16 weights that no cache holds) in GB/s of
+             weights, to be held against the fastest of those ways; linear at --rows rows in GFLOP/s beside torch's
+             float32 matmul.
+  decode     Tokens a second after the first, of one greedy request (--prompt-tokens, --new-tokens), at every --tp and
+             of transformers on the same weights with --threads threads, in float32 and bfloat16, each with the faster
+             of its expert codes. "% waiting" is the time that a rank spends in exchanges and in waiting for others, of
+             a step of one row: with --threads 1 and a core for every rank it is what several ranks cost.
+  prompt     Prompt tokens a second up to the first new token, of one request of --long-prompt-tokens.
+  transport  One all-gather of --gather-bytes a rank, as rank 0 sees it, --gather-calls of them one after the other:
+             shared memory beside Gloo at every --gather-ranks. More ranks than cores wait for the scheduler, too.
+  startup    From the start of a process: to the first token of a fresh pool, and to the end of demo and --help.
+
+\b
+How to read it: variants take turns in every round (A B A B), so that drift meets all alike, after one warm-up round
+that is thrown away. Every line has the median of --rounds samples, and the least and greatest of them: where two
+lines overlap, their order says nothing. An aim says pass or miss of the medians; it is an aim, not a test, and the
+exit code does not depend on it. Nothing else should run on the machine.
+
+\b
+Examples:
+  leafsum bench
+  leafsum bench kernels --shape 2048x768 --shape 768x2048 --rounds 9
+  leafsum bench decode prompt --tp 1,2,4 --model DIR
+  leafsum bench transport --gather-bytes 65536 --gather-ranks 2,3 --json > transport.json
+
+\b
+Without --model, decode and prompt measure a model of 206 MB of random bfloat16 weights, made once in the user's cache
+folder. --json prints one document: every sample, versions, machine, aims. Exit codes: 0 measured, 1 a suite failed,
+2 wrong use.
+"""
+
+
+def _size_option(flag: str, default: int, help: str) -> Callable[[C], C]:
+    return click.option(flag, type=click.IntRange(min=1), default=default, show_default=True, metavar="N", help=help)
+
+
+@click.command(epilog=EPILOG)
+@click.argument("suites", nargs=-1, type=click.Choice(SUITES), metavar="[SUITE]...")
+@_size_option("--rounds", 3, "Samples of every variant.")
+@click.option("--tp", default="1,2", show_default=True, metavar="A,B,...", help="Rank counts; aims take the first.")
+@_size_option("--threads", 1, "Compute threads of a rank, and of transformers.")
+@click.option("--model", default=None, metavar="DIR|tiny|HUB-ID", help="Measure this model. [default: one made for it]")
+@click.option("--transformers/--no-transformers", default=True, show_default=True, help="Compare with transformers.")
+@_size_option("--prompt-tokens", 128, "Prompt of decode.")
+@click.option(
+    "--new-tokens", type=click.IntRange(min=2), default=64, show_default=True, metavar="N", help="Output of decode."
+)
+@_size_option("--long-prompt-tokens", 512, "Prompt of prompt.")
+@click.option(
+    "--shape", "shapes", multiple=True, metavar="INxOUT", help="Linear layer; repeatable. [default: 2560x12288]"
+)
+@_size_option("--rows", 256, "Rows where linear meets torch.")
+@_size_option("--gather-bytes", 10240, "Bytes that each rank gives.")
+@click.option("--gather-ranks", default="2,4,8", show_default=True, metavar="A,B,...", help="Rank counts of transport.")
+@_size_option("--gather-calls", 300, "Calls in one round.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON document on standard output, instead of the tables.")
+@settings_options(BENCH_SETTINGS)
+@debug_option
+def bench(suites: tuple[str, ...], rounds: int, as_json: bool, **flags: Any) -> None:
+    """Measure speed, and what it could be."""
+    require_output()
+    chosen = [suite for suite in SUITES if suite in suites or not suites]
+    options = bench_options(flags)
+    from ..bench.document import document
+    from ..bench.rounds import Rounds
+    from ..bench.run import run_suites
+
+    with Display() as display:
+        results = run_suites(chosen, options, Rounds(rounds, display.stage))
+    found = document(chosen, options, rounds, results)
+    if as_json:
+        write_line(json.dumps(found))
+    else:
+        show(found, results)
+    if results.failures:
+        from ..bench.table import failures
+
+        raise LeafsumError("; ".join(failures(results)))
+
+
+def bench_options(flags: dict[str, Any]) -> BenchOptions:
+    """Raises ConfigError and ModelError before anything is measured."""
+    from ..models import model_name, resolve_model
+
+    rank_counts = parse_counts(flags["tp"], "--tp", MOST_RANKS)
+    threads = {"threads": str(flags["threads"])}
+    settings = resolve_settings({name: flags[name] for name in BENCH_SETTINGS} | threads)
+    model = flags["model"]
+    model_dir = None if model is None else resolve_model(model)
+    return BenchOptions(
+        settings=settings,
+        model_dir=model_dir,
+        model_name="made for bench" if model_dir is None else model_name(model, model_dir),
+        shapes=tuple(Shape.parse(text) for text in flags["shapes"] or ("2560x12288",)),
+        num_rows=flags["rows"],
+        rank_counts=rank_counts,
+        with_transformers=flags["transformers"],
+        prompt_tokens=flags["prompt_tokens"],
+        new_tokens=flags["new_tokens"],
+        long_prompt_tokens=flags["long_prompt_tokens"],
+        gather_bytes=flags["gather_bytes"],
+        gather_ranks=parse_counts(flags["gather_ranks"], "--gather-ranks", MOST_RANKS),
+        gather_calls=flags["gather_calls"],
+    )
+
+
+def show(found: dict[str, Any], results: Results) -> None:
+    """Where it was measured, both tables, and the notes."""
+    from ..bench.table import aims, heading, measured
+
+    write_line(heading(found))
+    for columns in (measured(results), aims(results)):
+        write_line("")
+        if on_terminal():
+            from rich.console import Console
+
+            Console().print(columns.rich())
+        else:
+            for line in columns.plain():
+                write_line(line)
+    for note in results.notes:
+        write_line(f"note: {note}")
