@@ -31,6 +31,7 @@ __all__ = [
     "Completion",
     "ConfigError",
     "DeadlineExceeded",
+    "Delta",
     "LeafsumError",
     "ModelError",
     "OutputError",
@@ -44,6 +45,7 @@ __all__ = [
     "RequestFailed",
     "SamplingParams",
     "Settings",
+    "Stream",
     "TransportError",
     "WorkerPool",
 ]
@@ -52,11 +54,14 @@ if TYPE_CHECKING:
     from .runtime.pool import WorkerPool
     from .runtime.sampling import Completion, SamplingParams
     from .runtime.settings import Settings
+    from .runtime.stream import Delta, Stream
 else:
     _HOME_OF = {
         "Completion": ".runtime.sampling",
+        "Delta": ".runtime.stream",
         "SamplingParams": ".runtime.sampling",
         "Settings": ".runtime.settings",
+        "Stream": ".runtime.stream",
         "WorkerPool": ".runtime.pool",
     }
 

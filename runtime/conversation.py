@@ -1,19 +1,23 @@
-"""A pool's end of the conversation with its coordinator: the process, its socket, its run folder, and their end."""
+"""A pool's end of the conversation with its coordinator: the process, the line to it, its run folder, and their end."""
 
 from __future__ import annotations
 
+import itertools
 import os
+import queue
 import threading
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 
+import msgspec
 import zmq
 
-from ..errors import DeadlineExceeded, LeafsumError, PoolClosed, RankLost
-from ..ranks.control import open_socket, poll
-from ..ranks.messages import decode, encode
+from ..errors import LeafsumError, PoolClosed
+from ..ranks.control import open_socket
 from .child import Child, describe_exit, end_children
 from .fatal import error_of
-from .messages import FROM_COORDINATOR, Advance, Answer, Fatal, Finished, FromCoordinator, Order, Submit, ToCoordinator
+from .line import GONE, START_QUESTION, Inbox, Line
+from .messages import Advance, Answer, Fatal, Finished, Order, Started, Submit, ToCoordinator
 from .run_folder import RunFolder
 
 CLOSE_TIMEOUT_S = 15.0
@@ -22,104 +26,115 @@ CLOSE_TIMEOUT_S = 15.0
 GRACE_S = 30.0
 """How much later than the coordinator's deadlines the pool's are: the coordinator can say who is late."""
 
-LAST_WORDS_MS = 200
-"""A death can be seen before the last message of the dead: how long to look for one."""
-
 SUBMIT_TOKENS = 2**20
-"""What one message may weigh: its prompt tokens, and ORDER_WEIGHT a request. A frame carries six times as many."""
+"""What one message may weigh: its tokens and characters, and ORDER_WEIGHT a request. A frame carries six times as
+many."""
 
 ORDER_WEIGHT = 16
 
 CLOSED = "this pool is closed; make a new one"
+CLOSED_MEANWHILE = Fatal(kind=PoolClosed.__name__, text="this pool was closed by another thread")
 
 
 class Conversation:
-    """One coordinator. It ends with `close`, with this object, or with the program.
-
-    A thread holds `turn` while it asks and waits: sockets are not for two threads, and answers not for another.
-    """
+    """One coordinator. It ends with `close`, with this object, or with the program. Any thread may use it."""
 
     def __init__(self, log_level: str) -> None:
-        self.turn = threading.RLock()
         self._owner_pid = os.getpid()
-        self._closing = False
+        self._close_lock = threading.RLock()
+        self._closing_thread = 0
+        self._is_closed = False
+        self._questions = itertools.count(START_QUESTION)
+        self._coordinator: Child | None = None
+        self._line: Line | None = None
         self.run_folder = RunFolder.make()
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        self._question = 0
-        self._coordinator: Child | None = None
         try:
-            self._socket = open_socket(self._context, zmq.PAIR, self.run_folder.host_socket, bind=False)
+            socket = open_socket(self._context, zmq.PAIR, self.run_folder.host_socket, bind=False)
             arguments = ["--run-folder", str(self.run_folder.path), "--run-id", self.run_folder.run_id]
             arguments += ["--log-level", log_level]
             self._coordinator = Child("coordinator", "leafsum.runtime.coordinator", arguments)
+            self._line = Line(socket, self._coordinator.pidfd)
         except BaseException:
             self.close()
             raise
 
-    def require_open(self) -> Child:
-        """The coordinator. Raises PoolClosed once the conversation has ended, and in a forked copy of the program."""
+    def require_open(self) -> tuple[Child, Line]:
+        """The coordinator, and the line to it.
+
+        Raises PoolClosed once the conversation was closed, and in a forked copy of the program.
+        """
         if self._owner_pid != os.getpid():
             raise PoolClosed(f"this pool belongs to process {self._owner_pid}; a forked copy must make its own")
-        if self._coordinator is None:
+        if self._coordinator is None or self._line is None or self._closing_thread:
             raise PoolClosed(CLOSED)
-        return self._coordinator
+        return self._coordinator, self._line
 
     @property
     def is_open(self) -> bool:
-        return self._coordinator is not None
+        return not self._closing_thread and self._owner_pid == os.getpid()
 
     def send(self, message: ToCoordinator) -> None:
         """Queue a message; never blocks. Raises PoolClosed."""
-        self.require_open()
-        self._socket.send(encode(message))
+        self.require_open()[1].send(message)
 
-    def submit(self, orders: Sequence[Order]) -> None:
+    def submit(self, orders: Sequence[Order], inbox: Inbox) -> None:
+        """Send requests off; whatever is said of them comes into `inbox`."""
+        _, line = self.require_open()
+        line.follow(inbox, request_ids=[order.request_id for order in orders])
         for submit in submits(orders):
-            self.send(submit)
+            line.send(submit)
 
-    def next_question(self) -> int:
-        self._question += 1
-        return self._question
+    def forget(self, request_ids: Sequence[int]) -> None:
+        """What is still said of these requests goes nowhere."""
+        if self._line is not None:
+            self._line.forget(request_ids)
 
-    def answer(self, question: int, timeout_s: float) -> Answer:
-        """The answer to one question. Answers to questions whose asker was interrupted are passed over."""
+    def ask(self, question: Callable[[int], ToCoordinator], timeout_s: float) -> Started | Answer:
+        """Send the question that is made with a number, and wait for its answer."""
+        _, line = self.require_open()
+        number, inbox = next(self._questions), Inbox()
+        line.follow(inbox, questions=[number])
+        line.send(question(number))
+        answer = self.receive(inbox, timeout_s)
+        if not isinstance(answer, Started | Answer):
+            raise LeafsumError(f"expected the answer to question {number}, got {type(answer).__name__}")
+        return answer
+
+    def receive(self, inbox: Inbox, timeout_s: float) -> Started | Advance | Finished | Answer | None:
+        """The next message in `inbox`, when there is one.
+
+        The coordinator's Fatal, its death, and its silence for `timeout_s` while this waits are raised here and in
+        every other call that waits, and end the conversation.
+        """
+        coordinator, line = self._coordinator, self._line
+        assert coordinator is not None, "nothing was sent without one"
+        assert line is not None, "nothing was sent without one"
+        limit_s = timeout_s + GRACE_S
+        deadline_s = time.monotonic() + limit_s
         while True:
-            message = self.receive(timeout_s)
-            if isinstance(message, Answer) and message.question == question:
-                return message
-            if not isinstance(message, Answer | Advance | Finished):
-                raise LeafsumError(f"expected the answer to question {question}, got {type(message).__name__}")
-
-    def receive(self, timeout_s: float) -> FromCoordinator:
-        """The coordinator's next word. Its Fatal, its death and the deadline are raised, and end the conversation."""
-        coordinator = self.require_open()
-        poller = zmq.Poller()
-        for source in (self._socket, coordinator.pidfd):
-            poller.register(source, zmq.POLLIN)
-        ready = poll(poller, timeout_s + GRACE_S)
-        if self._socket in ready or (ready and self._socket.poll(LAST_WORDS_MS)):
-            message = decode(self._socket.recv(), FROM_COORDINATOR)
+            try:
+                message = inbox.get(timeout=max(0.0, deadline_s - time.monotonic()))
+            except queue.Empty:
+                if line.last_heard_s + limit_s > deadline_s:  # it spoke, of others' requests
+                    deadline_s = line.last_heard_s + limit_s
+                else:
+                    line.hang_up(silence(coordinator, limit_s))
+                    deadline_s = time.monotonic() + limit_s
+                continue
             if not isinstance(message, Fatal):
                 return message
             self.close()
-            raise error_of(message)
-        if self._closing:
-            raise PoolClosed("this pool was closed by another thread")
-        exit_status, state = coordinator.exit_status(), coordinator.state()
-        self.close()
-        if ready:
-            raise RankLost(
-                f"the coordinator (pid {coordinator.pid}) is gone: {describe_exit(exit_status)}; "
-                "its ranks ended with it",
-                role="coordinator",
-                exit_status=exit_status,
-            )
-        raise DeadlineExceeded(
-            f"waited {timeout_s + GRACE_S:g} s for a word of the coordinator (pid {coordinator.pid}, {state}); "
-            "it and its ranks were ended",
-            what="coordinator",
-            timeout_s=timeout_s + GRACE_S,
-        )
+            raise self._error_of(message, coordinator)
+
+    def _error_of(self, end: Fatal, coordinator: Child) -> LeafsumError:
+        if end is CLOSED_MEANWHILE and self._closing_thread == threading.get_ident():
+            return PoolClosed(CLOSED)
+        if end is GONE:
+            exit_status = coordinator.exit_status()
+            text = f"the coordinator (pid {coordinator.pid}) is gone: {describe_exit(exit_status)}"
+            end = msgspec.structs.replace(end, text=f"{text}; its ranks ended with it", exit_status=exit_status)
+        return error_of(end)
 
     def close(self) -> None:
         """End the coordinator and with it every rank, within a bound, and remove the run folder. Safe to call again.
@@ -128,15 +143,28 @@ class Conversation:
         """
         if self._owner_pid != os.getpid():
             return  # the program's, not a forked copy's
-        self._closing = True
+        self._closing_thread = self._closing_thread or threading.get_ident()
+        if self._line is not None:
+            self._line.hang_up(CLOSED_MEANWHILE)
         if self._coordinator is not None:
-            self._coordinator.tell_to_leave()  # its exit is what wakes a thread that holds the turn
-        with self.turn:
+            self._coordinator.tell_to_leave()
+        with self._close_lock:
+            if self._is_closed:
+                return
+            if self._line is not None:
+                self._line.join(CLOSE_TIMEOUT_S)
             if self._coordinator is not None:
                 end_children([self._coordinator], CLOSE_TIMEOUT_S)
-                self._coordinator = None
             self._context.destroy(linger=0)
             self.run_folder.remove()
+            self._is_closed = True
+
+
+def silence(coordinator: Child, limit_s: float) -> Fatal:
+    text = f"waited {limit_s:g} s for a word of the coordinator (pid {coordinator.pid}, {coordinator.state()})"
+    return Fatal(
+        kind="DeadlineExceeded", text=f"{text}; it and its ranks were ended", what="coordinator", timeout_s=limit_s
+    )
 
 
 def submits(orders: Sequence[Order]) -> Iterator[Submit]:
@@ -144,7 +172,7 @@ def submits(orders: Sequence[Order]) -> Iterator[Submit]:
     batch: list[Order] = []
     weight = 0
     for order in orders:
-        order_weight = len(order.token_ids) + len(order.stop_ids) + ORDER_WEIGHT
+        order_weight = len(order.token_ids) + len(order.stop_ids) + sum(map(len, order.stop_strings)) + ORDER_WEIGHT
         if batch and weight + order_weight > SUBMIT_TOKENS:
             yield Submit(orders=tuple(batch))
             batch, weight = [], 0

@@ -18,7 +18,7 @@ from pathlib import Path
 import setproctitle
 import zmq
 
-from ..errors import LeafsumError, PromptError
+from ..errors import LeafsumError, ModelError, PromptError
 from ..ranks.control import open_socket
 from ..ranks.messages import PROTOCOL_VERSION, Hello, Plan, Ready, Setup, StepResult, Traffic, decode, encode
 from .fatal import fatal_of
@@ -39,9 +39,12 @@ from .messages import (
     Submit,
     ToCoordinator,
 )
+from .open_request import no_stop_strings
 from .run_folder import RunFolder
 from .scheduler import Limits, Request, RequestStep, Scheduler
 from .settings import Settings
+from .stop_strings import StopFinder
+from .tokenizer import Tokenizer
 
 log = logging.getLogger("leafsum.coordinator")
 
@@ -64,6 +67,9 @@ class Coordinator:
         self.gang: Gang
         self.scheduler: Scheduler
         self.settings: Settings
+        self.model_dir: Path
+        self.tokenizer: Tokenizer | None = None
+        """Opened for the first request that has stop strings."""
 
     def run(self) -> None:
         """Serve until the pool goes away or the gang fails; the pool hears why."""
@@ -91,6 +97,7 @@ class Coordinator:
     def start(self, start: Start) -> None:
         """Spawn the ranks, set them up, and see that they are alike."""
         self.settings = settings = Settings.from_dict(start.settings)
+        self.model_dir = Path(start.model_dir)
         limits = Limits.of(settings, start.model_max_context)
         self.scheduler = Scheduler(limits, start.num_layers)
         self.gang = Gang(self.context, self.run_folder, settings, self.host_death_fd)
@@ -115,7 +122,8 @@ class Coordinator:
                         self._submit(order)
                 case Cancel():
                     for request_id in message.request_ids:
-                        self.scheduler.cancel(request_id)
+                        if (request := self.scheduler.cancel(request_id)) is not None:
+                            self._report(RequestStep(request, 0, (), "cancelled"))
                 case Reconfigure():
                     self._tell_pool(self._answer(message.question, self._reconfigure(message)))
                 case AskWitness():
@@ -151,15 +159,17 @@ class Coordinator:
                     residual_hash=request.residual_hash,
                     logits_sha256=request.logits_sha256,
                     layer_hashes=bytes(request.layer_hashes),
+                    stop_string=request.stop_string,
                     error=done.error,
                 )
             )
 
     def _submit(self, order: Order) -> None:
-        request = Request(order.request_id, order.token_ids, order.max_tokens, frozenset(order.stop_ids))
         try:
-            self.scheduler.submit(request)
-        except PromptError as error:
+            finder = self._stop_finder(order.stop_strings)
+            stop_ids = frozenset(order.stop_ids)
+            self.scheduler.submit(Request(order.request_id, order.token_ids, order.max_tokens, stop_ids, finder))
+        except (PromptError, ModelError) as error:
             refusal = Finished(
                 request_id=order.request_id,
                 reason="refused",
@@ -169,6 +179,14 @@ class Coordinator:
                 error=str(error),
             )
             self._tell_pool(refusal)
+
+    def _stop_finder(self, stop_strings: tuple[str, ...]) -> StopFinder | None:
+        if not stop_strings:
+            return None
+        self.tokenizer = self.tokenizer or Tokenizer.open(self.model_dir)
+        if self.tokenizer is None:
+            raise PromptError(f"stop: {no_stop_strings(self.model_dir)}")
+        return StopFinder(self.tokenizer, stop_strings)
 
     def _reconfigure(self, message: Reconfigure) -> str:
         if self.scheduler.num_open:

@@ -25,12 +25,14 @@ class Start(Message, frozen=True):
 
 
 class Order(Message, frozen=True):
-    """One request. `stop_ids` end it; the one that does is its last token."""
+    """One request. `stop_ids` end it; the one that does is its last token. So does the token whose text completes one
+    of `stop_strings`."""
 
     request_id: Index
     token_ids: tuple[Index, ...]
     max_tokens: Index
     stop_ids: tuple[Index, ...]
+    stop_strings: tuple[str, ...] = ()
 
 
 class Submit(Message, frozen=True):
@@ -40,6 +42,8 @@ class Submit(Message, frozen=True):
 
 
 class Cancel(Message, frozen=True):
+    """These requests end before the next step; each that is still open says so in a Finished."""
+
     request_ids: tuple[Index, ...]
 
 
@@ -72,16 +76,18 @@ class Advance(Message, frozen=True):
 class Finished(Message, frozen=True):
     """One request's end. `error` is empty, or says why it failed or was refused (`reason` "failed" or "refused").
 
-    `num_output_tokens` counts what Advance has carried: the pool must have them all. `layer_hashes`: as in RunResult,
-    over all rows of the request.
+    `num_output_tokens` counts what Advance has carried: the pool must have them all. `stop_string` is the one that
+    ended it, or empty. The hashes are of the rows that were computed: those of a cancelled request are what they would
+    be if its limit had been the tokens it has. `layer_hashes`: as in RunResult, over all rows of the request.
     """
 
     request_id: Index
-    reason: Literal["stop", "length", "failed", "refused"]
+    reason: Literal["stop", "length", "cancelled", "failed", "refused"]
     num_output_tokens: Count
     residual_hash: Annotated[int, msgspec.Meta(ge=0)]
     logits_sha256: str
     error: str
+    stop_string: str = ""
     layer_hashes: bytes = b""
 
 

@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
+import itertools
 import operator
 import os
 from collections.abc import Callable, Mapping, Sequence, Set
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from ..errors import ConfigError, LeafsumError, PromptError, ProtocolError
+from ..errors import ConfigError, LeafsumError, PromptError
 from ..ranks.checkpoint import Checkpoint
 from ..ranks.sizes import expected_tensors
 from ..ranks.spec import check_num_ranks, load_spec
 from .conversation import Conversation
-from .messages import Advance, Answer, AskWitness, Cancel, Finished, Order, Reconfigure, Start, Started
+from .messages import Answer, AskWitness, Reconfigure, Start, Started
 from .models import resolve_model
-from .sampling import Completion, SamplingParams, token_sha256
+from .open_request import OpenRequest, no_stop_strings
+from .sampling import Completion, SamplingParams
 from .scheduler import Limits
 from .settings import Settings
+from .stream import Stream
 from .tokenizer import Tokenizer
 from .witness import Progress, Witness
 
@@ -29,17 +32,6 @@ NOT_IDS = (bytes, bytearray, Mapping, Set)
 """What could be iterated as integers, and is not meant as token ids."""
 
 
-@dataclass(slots=True)
-class OpenRequest:
-    """One request under way, on the pool's side."""
-
-    prompt: str | None
-    prompt_ids: tuple[int, ...]
-    params: SamplingParams
-    output: list[int] = field(default_factory=list)
-    finished: Finished | None = None
-
-
 class WorkerPool:
     """One model on `tp` ranks. A context manager; `close()` (or leaving the block) ends every process it started.
 
@@ -47,7 +39,7 @@ class WorkerPool:
             completion, = pool.generate(["Once upon a time"], SamplingParams(max_tokens=32))
 
     Raises ConfigError and ModelError before any process exists, RankError, RankLost or DeadlineExceeded when the
-    ranks do not come up. Calls from several threads take turns.
+    ranks do not come up. Calls and streams may be under way at once, in one thread or in several.
     """
 
     def __init__(self, settings: Settings | None = None, **fields: Any) -> None:
@@ -61,8 +53,7 @@ class WorkerPool:
         checkpoint.check(expected_tensors(self.spec, checkpoint.entries))
         self.tokenizer = Tokenizer.open(self.model_dir)
         self.limits = Limits.of(self.settings, self.spec.max_context)
-        self._next_request_id = 0
-        self._is_running = False
+        self._request_ids = itertools.count()
         self._conversation = Conversation(self.settings.log_level)
         try:
             self._start(checkpoint.digest)
@@ -83,17 +74,23 @@ class WorkerPool:
         Raises PromptError where a prompt cannot be served (then none has run), and the gang's errors, after which the
         pool is closed.
         """
-        requests = self._open_all(prompts, sampling)
-        with self._conversation.turn:
-            self._run(requests, on_progress)
-        return [self._completion(index, request) for index, request in enumerate(requests)]
+        with self._stream(self._open_all(prompts, sampling)) as stream:
+            return stream.result(on_progress)
+
+    def stream(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling: SamplingParams | Sequence[SamplingParams] = SamplingParams(),  # noqa: B008 (frozen)
+    ) -> Stream:
+        """The same as `generate`, to be read token by token: see `Stream`. One prompt may stand alone, without a list.
+
+        Raises PromptError where a prompt cannot be served (then none runs).
+        """
+        return self._stream(self._open_all(as_prompts(prompts), sampling))
 
     def witness(self) -> Witness:
         """Counts that prove what ran. Asks the coordinator."""
-        with self._conversation.turn:
-            question = self._conversation.next_question()
-            self._conversation.send(AskWitness(question=question))
-            return Witness.of(self._conversation.answer(question, self.settings.step_timeout_s))
+        return Witness.of(self._ask(lambda question: AskWitness(question=question)))
 
     def reconfigure(self, *, prefill_chunk: int, concurrency: int) -> None:
         """New scheduler limits for what is submitted next; they keep every bit. `concurrency` at most the started one.
@@ -101,12 +98,9 @@ class WorkerPool:
         Raises ConfigError where requests are open or the value does not fit.
         """
         replace(self.settings, prefill_chunk=prefill_chunk, concurrency=concurrency)  # refuses wrong values
-        with self._conversation.turn:
-            question = self._conversation.next_question()
-            self._conversation.send(
-                Reconfigure(question=question, prefill_chunk=prefill_chunk, concurrency=concurrency)
-            )
-            answer = self._conversation.answer(question, self.settings.step_timeout_s)
+        answer = self._ask(
+            lambda question: Reconfigure(question=question, prefill_chunk=prefill_chunk, concurrency=concurrency)
+        )
         if answer.error:
             raise ConfigError(answer.error)
 
@@ -125,7 +119,8 @@ class WorkerPool:
     @property
     def coordinator_pid(self) -> int:
         """Raises PoolClosed once the pool is closed."""
-        return self._conversation.require_open().pid
+        coordinator, _ = self._conversation.require_open()
+        return coordinator.pid
 
     def __enter__(self) -> Self:
         return self
@@ -136,38 +131,32 @@ class WorkerPool:
         self.close()
 
     def _start(self, model_digest: str) -> None:
-        self._conversation.send(
-            Start(
-                settings=self.settings.to_dict(),
-                model_dir=str(self.model_dir),
-                model_digest=model_digest,
-                model_max_context=self.spec.max_context,
-                num_layers=self.spec.num_layers,
-            )
+        start = Start(
+            settings=self.settings.to_dict(),
+            model_dir=str(self.model_dir),
+            model_digest=model_digest,
+            model_max_context=self.spec.max_context,
+            num_layers=self.spec.num_layers,
         )
-        message = self._conversation.receive(self.settings.start_timeout_s)
-        if not isinstance(message, Started):
-            raise LeafsumError(f"expected Started, got {type(message).__name__}")
+        answer = self._conversation.ask(lambda _: start, self.settings.start_timeout_s)
+        if not isinstance(answer, Started):
+            raise LeafsumError(f"expected Started, got {type(answer).__name__}")
 
-    def _run(self, requests: list[OpenRequest], on_progress: Callable[[Progress], None] | None) -> None:
-        if self._is_running:
-            raise ConfigError("generate was called from within its own on_progress; call it after it has returned")
-        self._is_running = True
-        try:
-            self._run_alone(requests, on_progress)
-        finally:
-            self._is_running = False
+    def _ask(self, question: Callable[[int], AskWitness | Reconfigure]) -> Answer:
+        answer = self._conversation.ask(question, self.settings.step_timeout_s)
+        if not isinstance(answer, Answer):
+            raise LeafsumError(f"expected an Answer, got {type(answer).__name__}")
+        return answer
 
-    def _run_alone(self, requests: list[OpenRequest], on_progress: Callable[[Progress], None] | None) -> None:
-        first_id = self._next_request_id
-        self._next_request_id += len(requests)
-        by_id = {first_id + index: request for index, request in enumerate(requests)}
-        try:
-            self._conversation.submit([self._order(request_id, request) for request_id, request in by_id.items()])
-            self._follow(by_id, on_progress)
-        except BaseException:
-            self._cancel([request_id for request_id, request in by_id.items() if request.finished is None])
-            raise
+    def _stream(self, requests: list[OpenRequest]) -> Stream:
+        return Stream(
+            self._conversation,
+            self.tokenizer,
+            requests,
+            [request.order(self.spec.eos_ids) for request in requests],
+            tp=self.settings.tp,
+            step_timeout_s=self.settings.step_timeout_s,
+        )
 
     def _open_all(
         self, prompts: Sequence[Prompt], sampling: SamplingParams | Sequence[SamplingParams]
@@ -192,7 +181,10 @@ class WorkerPool:
             self.limits.check_fits(len(token_ids), params.max_tokens)
         except PromptError as error:
             raise PromptError(f"prompt {index}: {error}") from None
-        return OpenRequest(prompt if isinstance(prompt, str) else None, token_ids, params)
+        if params.stop_strings and self.tokenizer is None:
+            raise PromptError(f"prompt {index}: stop: {no_stop_strings(self.model_dir)}")
+        text = prompt if isinstance(prompt, str) else None
+        return OpenRequest(index, next(self._request_ids), text, token_ids, params)
 
     def _token_ids(self, index: int, prompt: Prompt) -> tuple[int, ...]:
         if isinstance(prompt, str):
@@ -209,63 +201,11 @@ class WorkerPool:
         except TypeError as error:
             raise PromptError(f"prompt {index}: expected text, or a sequence of token ids: {error}") from None
 
-    def _order(self, request_id: int, request: OpenRequest) -> Order:
-        return Order(
-            request_id=request_id,
-            token_ids=request.prompt_ids,
-            max_tokens=request.params.max_tokens,
-            stop_ids=() if request.params.ignore_eos else self.spec.eos_ids,
-        )
 
-    def _follow(self, requests: dict[int, OpenRequest], on_progress: Callable[[Progress], None] | None) -> None:
-        num_finished = num_prompt_tokens = num_output_tokens = 0
-        while num_finished < len(requests):
-            # Every step brings an Advance, so a silence longer than a step is a fault.
-            message = self._conversation.receive(self.settings.step_timeout_s)
-            if isinstance(message, Answer):
-                continue  # to a question whose asker was interrupted
-            if not isinstance(message, Advance | Finished):
-                raise LeafsumError(f"expected progress of a request, got {type(message).__name__}")
-            request = requests.get(message.request_id)
-            if request is None:
-                continue  # the last words of a request that was cancelled
-            if isinstance(message, Finished):
-                if message.num_output_tokens != len(request.output):
-                    raise ProtocolError(
-                        f"request {message.request_id} ended after {message.num_output_tokens} tokens, "
-                        f"{len(request.output)} came: another process took part in the conversation"
-                    )
-                request.finished = message
-                num_finished += 1
-            else:
-                request.output.extend(message.token_ids)
-                num_prompt_tokens += message.num_prompt_rows
-                num_output_tokens += len(message.token_ids)
-            if on_progress is not None:
-                on_progress(Progress(num_finished, len(requests), num_prompt_tokens, num_output_tokens))
-
-    def _completion(self, index: int, request: OpenRequest) -> Completion:
-        finished = request.finished
-        assert finished is not None, "generate waits for every request"
-        if finished.reason == "refused":
-            raise PromptError(f"prompt {index}: {finished.error}")
-        return Completion(
-            prompt=request.prompt,
-            prompt_token_ids=request.prompt_ids,
-            token_ids=tuple(request.output),
-            text=self.tokenizer.decode(request.output) if self.tokenizer else None,
-            finish_reason=finished.reason,
-            token_sha256=token_sha256(request.output),
-            logits_sha256=(finished.reason != "failed" and finished.logits_sha256) or None,
-            residual_hash="" if finished.reason == "failed" else f"{finished.residual_hash:016x}",
-            tp=self.settings.tp,
-            error=finished.error,
-            layer_hashes=finished.layer_hashes,
-        )
-
-    def _cancel(self, request_ids: list[int]) -> None:
-        if self._conversation.is_open and request_ids:
-            self._conversation.send(Cancel(request_ids=tuple(request_ids)))
+def as_prompts(prompts: Any) -> Sequence[Prompt]:
+    """One prompt in a list, or what was given: a text, or a sequence that begins with an id, is one."""
+    begins_with_id = isinstance(prompts, Sequence) and len(prompts) > 0 and hasattr(prompts[0], "__index__")
+    return [prompts] if isinstance(prompts, str) or begins_with_id else prompts
 
 
 def sampling_of_each(sampling: object, num_prompts: int) -> Sequence[SamplingParams]:

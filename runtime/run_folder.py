@@ -70,7 +70,7 @@ class RunFolder:
     @property
     def store(self) -> Path:
         """The rendezvous file of the data plane."""
-        return self.path / "gloo.store"
+        return self.path / "data.store"
 
 
 def _remove(path: Path, hold_fds: list[int], owner_pid: int) -> None:

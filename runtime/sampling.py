@@ -9,6 +9,11 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from ..errors import PromptError
+from .settings_rules import nearest_hint
+
+MOST_STOP_STRINGS = 64
+MOST_STOP_CHARACTERS = 4096
+"""Of one stop string."""
 
 
 def token_sha256(token_ids: Sequence[int]) -> str:
@@ -18,16 +23,49 @@ def token_sha256(token_ids: Sequence[int]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """How one prompt is continued: at most `max_tokens` tokens; `ignore_eos` goes on past the model's stop ids."""
+    """How one prompt is continued: at most `max_tokens` tokens; `ignore_eos` goes on past the model's stop ids.
+
+    `stop`: one text or several, kept as a tuple. The token whose text completes one of them is the last; the text ends
+    before it. At most 64 of at most 4096 characters. Raises PromptError for anything else, and for an unknown name.
+    """
 
     max_tokens: int = 128
     ignore_eos: bool = False
+    stop: Sequence[str] = ()  # a str is one too
+
+    def __new__(cls, *_values: object, **fields: object) -> SamplingParams:
+        for name in fields:
+            if name not in cls.__match_args__:
+                known = nearest_hint(name, cls.__match_args__)
+                raise PromptError(f"{name}: no such sampling parameter; {known}")
+        return object.__new__(cls)
 
     def __post_init__(self) -> None:
         if type(self.max_tokens) is not int or self.max_tokens < 1:  # True is an int to isinstance
             raise PromptError(f"max_tokens: expected an integer of at least 1, found {self.max_tokens!r}")
         if type(self.ignore_eos) is not bool:
             raise PromptError(f"ignore_eos: expected True or False, found {self.ignore_eos!r}")
+        object.__setattr__(self, "stop", _checked_stop(self.stop))
+
+    @property
+    def stop_strings(self) -> tuple[str, ...]:
+        return tuple(self.stop)
+
+
+def _checked_stop(stop: object) -> tuple[str, ...]:
+    texts = (stop,) if isinstance(stop, str) else stop
+    if not isinstance(texts, Sequence) or not all(isinstance(text, str) for text in texts):
+        raise PromptError(f"stop: expected a text, or a sequence of texts, found {stop!r}")
+    if len(texts) > MOST_STOP_STRINGS:
+        raise PromptError(f"stop: expected at most {MOST_STOP_STRINGS} texts, found {len(texts)}")
+    for text in texts:
+        if not 1 <= len(text) <= MOST_STOP_CHARACTERS:
+            raise PromptError(f"stop: expected texts of 1 to {MOST_STOP_CHARACTERS} characters, found {len(text)}")
+        if "\N{REPLACEMENT CHARACTER}" in text or any("\ud800" <= character <= "\udfff" for character in text):
+            raise PromptError(
+                f"stop: expected text without U+FFFD and lone surrogates, as no output has them: {text!r}"
+            )
+    return tuple(texts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +73,9 @@ class Completion:
     """One prompt's result.
 
     `text` is None for a model folder without a tokenizer; `prompt` is None where ids were given. `finish_reason` is
-    "stop" (a stop id, which is the last of `token_ids`), "length", or "failed", and then `error` says why.
+    "stop", "length", "cancelled", or "failed", and then `error` says why. `stop_reason`: the id that stopped it, the
+    last of `token_ids`; or the stop string, before which `text` ends (`token_ids` go up to the one that completes it);
+    else None. A cancelled one has the tokens it had by then, and hashes as if they had been its limit.
     `logits_sha256` is None without digests; `residual_hash` is 16 hex digits; `layer_hashes`, empty without layer
     digests, are U64 little-endian [rows, layers]: one hash of the residual for each position that was computed and
     each layer.
@@ -45,16 +85,17 @@ class Completion:
     prompt_token_ids: tuple[int, ...]
     token_ids: tuple[int, ...]
     text: str | None
-    finish_reason: Literal["stop", "length", "failed"]
+    finish_reason: Literal["stop", "length", "cancelled", "failed"]
     token_sha256: str
     logits_sha256: str | None
     residual_hash: str
     tp: int
     error: str = ""
     layer_hashes: bytes = b""
+    stop_reason: str | int | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        """The fields that `generate --json` prints; logits_sha256 only with digests, error only where it failed."""
+        """The fields that `generate --json` prints; logits_sha256, stop_reason and error only where there is one."""
         found: dict[str, Any] = {
             "prompt": self.prompt,
             "text": self.text,
@@ -69,6 +110,8 @@ class Completion:
         }
         if self.logits_sha256 is not None:
             found["logits_sha256"] = self.logits_sha256
+        if self.stop_reason is not None:
+            found["stop_reason"] = self.stop_reason
         if self.error:
             found["error"] = self.error
         return found

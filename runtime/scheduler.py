@@ -15,6 +15,7 @@ from ..errors import ConfigError, PromptError
 from ..ranks.messages import Admit, Plan, Run, RunResult
 from ..ranks.numerics import HASH_MODULUS
 from .settings import Settings
+from .stop_strings import StopFinder
 
 MAX_PAGES = 2**22
 """KV pages of a run: a plan that admits requests for all of them must stay within a message."""
@@ -22,7 +23,7 @@ MAX_PAGES = 2**22
 MAX_PROMPT_ROWS = 2**20
 """Prompt rows of one step where `prefill_chunk` sets no limit: the plan must stay within a message."""
 
-FinishReason = Literal["", "stop", "length", "failed"]
+FinishReason = Literal["", "stop", "length", "cancelled", "failed"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,12 +81,17 @@ class Limits:
 
 @dataclass(slots=True)
 class Request:
-    """One request and how far it is. `residual_hash` sums over all its rows, whatever steps they fell into."""
+    """One request and how far it is. `residual_hash` sums over all its rows, whatever steps they fell into.
+
+    `stop_string` is the one that ended it, empty where none did.
+    """
 
     request_id: int
     prompt: tuple[int, ...]
     max_tokens: int
     stop_ids: frozenset[int]
+    stop_finder: StopFinder | None = None
+    stop_string: str = ""
     slot: int = -1
     page_ids: tuple[int, ...] = ()
     num_prompt_done: int = 0
@@ -132,17 +138,17 @@ class Scheduler:
         self.limits.check_fits(len(request.prompt), request.max_tokens)
         self.waiting.append(request)
 
-    def cancel(self, request_id: int) -> bool:
-        """Forget a request; its slot is free from the next step on. False if it is not open."""
+    def cancel(self, request_id: int) -> Request | None:
+        """End a request as it is; its slot and pages are free from the next step on. None if it is not open."""
         for request in self.waiting:
             if request.request_id == request_id:
                 self.waiting.remove(request)
-                return True
+                return request
         for request in self.live.values():
             if request.request_id == request_id:
                 self._release(request)
-                return True
-        return False
+                return request
+        return None
 
     def plan(self) -> Plan | None:
         """The next step, or None when there is nothing to compute. Call `apply` with its results before the next."""
@@ -206,7 +212,9 @@ class Scheduler:
         request.output.append(result.token_id)
         request.logits_sha256 = result.logits_sha256
         reason: FinishReason = ""
-        if result.token_id in request.stop_ids:
+        if request.stop_finder is not None:
+            request.stop_string = request.stop_finder.push(result.token_id)
+        if request.stop_string or result.token_id in request.stop_ids:
             reason = "stop"
         elif len(request.output) == request.max_tokens:
             reason = "length"

@@ -29,6 +29,9 @@ class Tokenizer:
         self._backend = backend
         self._chat_template = chat_template
         self._special_tokens = dict(special_tokens)
+        self._skipped = {token.content for token in backend.get_added_tokens_decoder().values() if token.special}
+        self.has_byte_fallback = self.join(["<0x41>"]) == "A"
+        """Whether tokens such as <0x41> are bytes, and a run of them becomes text as one."""
 
     @classmethod
     def open(cls, model_dir: Path) -> Tokenizer | None:
@@ -70,6 +73,16 @@ class Tokenizer:
     def decode(self, token_ids: Sequence[int]) -> str:
         """Text of the whole sequence at once (a character may span several ids), without special tokens."""
         return self._backend.decode(list(token_ids), skip_special_tokens=True)
+
+    def token(self, token_id: int) -> str | None:
+        """An id's token, in the tokenizer's own spelling; None for special and unknown ones: decode leaves them out."""
+        token = self._backend.id_to_token(token_id)
+        return None if token in self._skipped else token
+
+    def join(self, tokens: Sequence[str]) -> str:
+        """Text of tokens: decode(ids) is join of their tokens."""
+        decoder = self._backend.decoder
+        return " ".join(tokens) if decoder is None else decoder.decode(list(tokens))
 
     def chat(self, messages: Sequence[Mapping[str, str]]) -> str:
         """The template's text for `messages` (role, content), up to where the model speaks.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -13,29 +13,51 @@ from .progress import Display
 from .prompts import PromptSource
 
 if TYPE_CHECKING:
+    from ..stream import Delta
     from ..tokenizer import Tokenizer
 
 
 def complete(
-    settings: Settings, prompts: Sequence[PromptSource], sampling: SamplingParams, *, chat: bool = False
+    settings: Settings,
+    prompts: Sequence[PromptSource],
+    sampling: SamplingParams,
+    *,
+    chat: bool = False,
+    on_delta: Callable[[Delta], None] | None = None,
 ) -> list[Completion]:
-    """One pool, all prompts, in order. A completion's `prompt` is the text as the user gave it."""
+    """One pool, all prompts, in order. A completion's `prompt` is the text as the user gave it.
+
+    With `on_delta`, it is told what comes as it comes, and progress is shown only until then.
+    """
     with Display() as display:
         display.stage("reading prompts")
-        ids = prompt_ids(settings, prompts, sampling.max_tokens, chat=chat)
+        ids = prompt_ids(settings, prompts, sampling.max_tokens, chat=chat, stop_strings=sampling.stop_strings)
         from ..pool import WorkerPool
 
         display.stage(f"starting {settings.tp} rank{'s' if settings.tp > 1 else ''}")
         with WorkerPool(settings) as pool:
             display.stage("generating")
-            completions = pool.generate(ids, sampling, on_progress=display.on_progress)
-            display.stage("closing")
+            if on_delta is None:
+                completions = pool.generate(ids, sampling, on_progress=display.on_progress)
+                display.stage("closing")
+            else:
+                display.end()
+                with pool.stream(ids, sampling) as stream:
+                    for delta in stream:
+                        on_delta(_delta_as_given(delta, prompts))
+                completions = stream.result()
     return as_given(completions, prompts)
 
 
 def as_given(completions: Sequence[Completion], prompts: Sequence[PromptSource]) -> list[Completion]:
     """The completions of `prompt_ids(prompts)`, each with the text that the user gave."""
     return [replace(found, prompt=prompt.text) for found, prompt in zip(completions, prompts, strict=True)]
+
+
+def _delta_as_given(delta: Delta, prompts: Sequence[PromptSource]) -> Delta:
+    if delta.completion is None:
+        return delta
+    return replace(delta, completion=replace(delta.completion, prompt=prompts[delta.prompt_index].text))
 
 
 def require_none_failed(completions: Sequence[Completion]) -> None:
@@ -46,7 +68,12 @@ def require_none_failed(completions: Sequence[Completion]) -> None:
 
 
 def prompt_ids(
-    settings: Settings, prompts: Sequence[PromptSource], max_tokens: int, *, chat: bool = False
+    settings: Settings,
+    prompts: Sequence[PromptSource],
+    max_tokens: int,
+    *,
+    chat: bool = False,
+    stop_strings: Sequence[str] = (),
 ) -> list[tuple[int, ...]]:
     """Token ids of every prompt, checked against the model before any process starts. `chat`: a text is one message.
 
@@ -55,6 +82,7 @@ def prompt_ids(
     """
     from ...ranks.spec import load_spec
     from ..models import resolve_model
+    from ..open_request import no_stop_strings
     from ..scheduler import Limits
     from ..tokenizer import Tokenizer
 
@@ -66,6 +94,8 @@ def prompt_ids(
     tokenizer = Tokenizer.open(model_dir)
     if tokenizer is None and any(prompt.text is not None for prompt in prompts):
         raise PromptError(f"the model folder {model_dir} has no tokenizer.json; give --prompt-ids instead of texts")
+    if tokenizer is None and stop_strings:
+        raise PromptError(f"--stop: {no_stop_strings(model_dir)}")
     all_ids = []
     for number, prompt in enumerate(prompts, start=1):
         try:

@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import json
 import logging
-from typing import Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 import click
 
+from ...errors import ConfigError
 from ..sampling import Completion, SamplingParams
+from ..settings import Settings
 from .complete import complete, require_none_failed
 from .options import debug_option, resolve_settings, settings_options
-from .prompts import gather_prompts
-from .stdio import on_terminal, printable, require_output, write_line
+from .prompts import PromptSource, gather_prompts
+from .stdio import flush_output, on_terminal, printable, require_output, write, write_line
+
+if TYPE_CHECKING:
+    from ..stream import Delta
 
 EPILOG = """\b
 Examples:
@@ -21,13 +27,15 @@ Examples:
   leafsum generate --model DIR --prompt-file story.txt --max-tokens 200
   cat prompts.txt | leafsum generate --model DIR --prompt-file - --one-prompt-per-line --json > results.jsonl
   leafsum generate --model DIR --prompt-ids 1,2,3          ids; also for a folder without a tokenizer
+  leafsum generate --model DIR --prompt "A list:" --stream --stop $'\n\n' --stop END
 
 \b
 Prompts are served in the order --prompt, --prompt-file, --prompt-ids. Without --json the texts go to standard output
 (ids where there is no tokenizer). With --json each prompt is one object on one line: prompt, text, token_ids,
 token_sha256, finish_reason, tp, prompt_tokens, output_tokens, residual_hash, prompt_token_ids, with --digests
-logits_sha256, and error where this prompt alone failed (the others are printed). Exit codes: 0 done, 1 failed,
-2 wrong use.
+logits_sha256, stop_reason where a stop id or a --stop text ended it, and error where this prompt alone failed (the
+others are printed). With --stream --json each piece is such a line: prompt_index, token_ids, text; the last of a prompt
+has no id, and the prompt's object as completion. Exit codes: 0 done, 1 failed, 2 wrong use, 130 Ctrl-C.
 """
 
 
@@ -46,6 +54,13 @@ logits_sha256, and error where this prompt alone failed (the others are printed)
 )
 @click.option("--ignore-eos", is_flag=True, help="Go on past the model's stop ids, up to --max-tokens.")
 @click.option(
+    "--stop",
+    multiple=True,
+    metavar="TEXT",
+    help="End before this text; repeatable. Taken as it is: for a line's end write $'\\n' in your shell.",
+)
+@click.option("--stream", is_flag=True, help="Write the text of one prompt as it comes; with --json, of any number.")
+@click.option(
     "--json", "as_json", is_flag=True, help="One JSON object per prompt and line, and nothing else, on standard output."
 )
 @settings_options()
@@ -58,23 +73,34 @@ def generate(
     ids_texts: tuple[str, ...],
     max_tokens: int,
     ignore_eos: bool,
+    stop: tuple[str, ...],
+    stream: bool,
     as_json: bool,
     **flags: Any,
 ) -> None:
     """Continue prompts, greedily, on --tp rank processes."""
     require_output()
     settings = resolve_settings(flags)
-    sampling = SamplingParams(max_tokens=max_tokens, ignore_eos=ignore_eos)
+    sampling = SamplingParams(max_tokens=max_tokens, ignore_eos=ignore_eos, stop=stop)
     prompts = gather_prompts(texts, files, ids_texts, one_per_line=one_prompt_per_line)
     logging.basicConfig(level=settings.log_level.upper(), format="%(name)s: %(levelname)s: %(message)s")
-    completions = complete(settings, prompts, sampling, chat=chat)
+    if not stream:
+        completions = complete(settings, prompts, sampling, chat=chat)
+        write_completions(completions, as_json)
+    elif as_json:
+        completions = complete(settings, prompts, sampling, chat=chat, on_delta=write_delta)
+    else:
+        completions = stream_text(settings, prompts, sampling, chat)
+    require_none_failed(completions)
+
+
+def write_completions(completions: Sequence[Completion], as_json: bool) -> None:
     for index, completion in enumerate(completions):
         if as_json:
             # ASCII only: some characters inside a text would end the line for a reader that splits by Unicode's rules.
             write_line(json.dumps(completion.to_dict(), ensure_ascii=True))
         elif not completion.error:
             write_text(completion, index, len(completions))
-    require_none_failed(completions)
 
 
 def write_text(completion: Completion, index: int, total: int) -> None:
@@ -83,3 +109,38 @@ def write_text(completion: Completion, index: int, total: int) -> None:
         write_line(f"--- prompt {index + 1} of {total} ---")
     text = ",".join(map(str, completion.token_ids)) if completion.text is None else completion.text
     write_line(printable(text) if on_terminal() else text)
+
+
+def write_delta(delta: Delta) -> None:
+    found: dict[str, Any] = {"prompt_index": delta.prompt_index, "token_ids": delta.token_ids, "text": delta.text}
+    if delta.completion is not None:
+        found["completion"] = delta.completion.to_dict()
+    write_line(json.dumps(found, ensure_ascii=True))
+    flush_output()
+
+
+def stream_text(
+    settings: Settings, prompts: Sequence[PromptSource], sampling: SamplingParams, chat: bool
+) -> list[Completion]:
+    """The text of one prompt as it comes, and then a line's end: also where Ctrl-C or an error stops it."""
+    if len(prompts) > 1:
+        raise ConfigError(f"--stream: expected one prompt, found {len(prompts)}; add --json, whose lines say which")
+    is_begun = False
+
+    def write_piece(delta: Delta) -> None:
+        nonlocal is_begun
+        text = delta.text
+        if text is None:
+            text = "," * is_begun + ",".join(map(str, delta.token_ids)) if delta.token_ids else ""
+        write(printable(text) if on_terminal() else text)
+        flush_output()
+        is_begun = is_begun or bool(text)
+
+    try:
+        completions = complete(settings, prompts, sampling, chat=chat, on_delta=write_piece)
+    except BaseException:
+        if is_begun:
+            write_line("")
+        raise
+    write_line("")
+    return completions

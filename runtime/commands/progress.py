@@ -36,8 +36,13 @@ class Display:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self.end()
+
+    def end(self) -> None:
+        """Show nothing more: the terminal is the result's. Safe to call again."""
         if self._bar is not None:
             self._bar.stop()
+            self._bar = None
 
     def stage(self, text: str) -> None:
         """Name what begins now."""

@@ -32,9 +32,14 @@ def require_output() -> None:
 
 def write_line(text: str) -> None:
     """One line to standard output. BrokenPipeError when the reader has gone, OutputError for whatever else fails."""
+    write(text + "\n")
+
+
+def write(text: str) -> None:
+    """As write_line, without the line's end."""
     require_output()
     try:
-        sys.stdout.write(text + "\n")
+        sys.stdout.write(text)
     except BrokenPipeError:
         raise
     except OSError as error:

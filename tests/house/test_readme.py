@@ -37,7 +37,7 @@ def test_the_embedding_example_runs() -> None:
     (example,) = [block for language, block in BLOCKS if language == "python"]
     ended = run("-c", example)
     assert (ended.returncode, ended.stderr) == (0, "")
-    assert len(ended.stdout.splitlines()) == 2
+    assert len(ended.stdout.splitlines()) == 3
 
 
 def test_every_page_that_is_linked_exists() -> None:

@@ -2,6 +2,7 @@
 
 import pytest
 from leafsum.runtime import gang as gang_module
+from runtime.fake_coordinator import FakeCoordinator
 from runtime.fake_run import NUM_RANKS, FakeRun
 
 
@@ -26,3 +27,11 @@ def run(make_run) -> FakeRun:
     run = make_run()
     run.second_step()
     return run
+
+
+@pytest.fixture
+def coordinator(monkeypatch):
+    """A conversation whose coordinator is played by the test."""
+    coordinator = FakeCoordinator(monkeypatch)
+    yield coordinator
+    coordinator.close()

@@ -113,8 +113,10 @@ def test_a_cancelled_request_frees_its_slot_for_the_next_step():
     plan = scheduler.plan()
     assert plan is not None
     scheduler.apply(plan, gang.compute(plan))
-    assert scheduler.cancel(0)
-    assert not scheduler.cancel(0)
+    cancelled = scheduler.cancel(0)
+    assert cancelled is not None
+    assert (cancelled.output, cancelled.residual_hash) == ([101], 1)
+    assert scheduler.cancel(0) is None
     after = scheduler.plan()
     assert after is not None
     assert len(after.releases) == 1

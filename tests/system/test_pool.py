@@ -118,7 +118,7 @@ def test_the_run_folder_is_private(pool):
     assert pool.run_id in folder.name
 
 
-def test_threads_take_turns(pool):
+def test_threads_may_all_generate_at_once(pool):
     expected = pool.generate(PROMPTS, SAMPLING)
     found = []
     threads = [threading.Thread(target=lambda: found.append(pool.generate(PROMPTS, SAMPLING))) for _ in range(3)]
@@ -129,11 +129,18 @@ def test_threads_take_turns(pool):
     assert found == [expected] * 3
 
 
-def test_generate_within_its_own_progress_is_refused(pool):
+def test_generate_within_its_own_progress_is_one_more_request(pool):
     expected = pool.generate(PROMPTS, SAMPLING)
-    with pytest.raises(ConfigError, match="within its own on_progress"):
-        pool.generate(PROMPTS, SAMPLING, on_progress=lambda _: pool.generate(["x"], SAMPLING))
-    assert pool.generate(PROMPTS, SAMPLING) == expected
+    within = []
+    found = pool.generate(PROMPTS, SAMPLING, on_progress=lambda _: within.append(pool.generate(PROMPTS, SAMPLING)))
+    assert found == expected
+    assert within == [expected] * len(within)
+    assert len(within) > 8
+
+
+def test_an_unknown_argument_is_refused_with_the_nearest_name():
+    with pytest.raises(ConfigError, match=r"treads: no such setting; did you mean threads\?"):
+        WorkerPool(model="tiny", treads=1)
 
 
 @pytest.mark.parametrize("prompts", ["abc", b"abc", None, {"Hi": 1}, iter(["Hi"])])

@@ -1,0 +1,209 @@
+"""A stream: prompts under way, read token by token or all at once, and cancelled when nobody wants the rest."""
+
+from __future__ import annotations
+
+import contextlib
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Self
+
+from ..errors import ConfigError, LeafsumError, ModelError, PoolClosed
+from .conversation import Conversation
+from .detokenizer import Detokenizer
+from .line import Inbox
+from .messages import Advance, Cancel, Finished, Order
+from .open_request import OpenRequest
+from .sampling import Completion
+from .stop_strings import first_stop, num_undecided
+from .tokenizer import Tokenizer
+from .witness import Progress
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """What one step brought to one prompt: a token, and the text that is certain with it.
+
+    Text that a later token may change, or that may become a stop string, comes with a later delta: all texts of a
+    prompt together are its completion's. `text` is None for a model folder without a tokenizer. The last delta of a
+    prompt has no token but the `completion`, which is None in the others.
+    """
+
+    prompt_index: int
+    token_ids: tuple[int, ...]
+    text: str | None
+    completion: Completion | None = None
+
+
+class Stream:
+    """Prompts under way, opened by `WorkerPool.stream`: an iterator over their deltas, and a context manager.
+
+        with pool.stream("Once upon a time") as stream:
+            for delta in stream:
+                print(delta.text, end="", flush=True)
+        (completion,) = stream.result()
+
+    A stream that is not read holds up no other. Leaving the block cancels what is left of it, and so does an exception
+    that comes out of it, or dropping it. One thread at a time reads; `cancel` and `close` are for any. Reading raises
+    the gang's errors, after which the pool is closed.
+    """
+
+    def __init__(
+        self,
+        conversation: Conversation,
+        tokenizer: Tokenizer | None,
+        requests: Sequence[OpenRequest],
+        orders: Sequence[Order],
+        *,
+        tp: int,
+        step_timeout_s: float,
+    ) -> None:
+        self._conversation = conversation
+        self._tokenizer = tokenizer
+        self._tp = tp
+        self._step_timeout_s = step_timeout_s
+        self._requests = {request.request_id: request for request in requests}
+        self._texts = {
+            request.index: _CertainText(tokenizer, request.params.stop_strings) for request in requests if tokenizer
+        }
+        self._completions: dict[int, Completion] = {}
+        self._num_prompt_tokens = self._num_output_tokens = 0
+        self._inbox = Inbox()
+        self._open = {request.request_id: request.index for request in requests}
+        """Those that go on; the finalizer cancels what is in it then."""
+        self._give_up = weakref.finalize(self, _give_up, conversation, self._open)
+        self._give_up.atexit = False  # the program's end is the pool's
+        try:
+            conversation.submit(orders, self._inbox)
+        except BaseException:
+            self.close()
+            raise
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> Delta:
+        while (word := self._hear()) is not None:
+            if isinstance(word, Finished) or word.token_ids:
+                return self._delta(word)
+        raise StopIteration
+
+    def result(self, on_progress: Callable[[Progress], None] | None = None) -> list[Completion]:
+        """Wait for what is left; the completions of all prompts, in their order. A stream that was read to its end has
+        them also after its block.
+
+        Raises ConfigError where the stream was closed before.
+        """
+        while self._hear() is not None:
+            if on_progress is not None:
+                on_progress(self._progress())
+        if self._open:
+            raise ConfigError(
+                f"this stream was closed while {len(self._open)} of its {len(self._requests)} prompts were under way: "
+                "read it to its end, or call result(), inside the with block"
+            )
+        return [self._completions[index] for index in range(len(self._requests))]
+
+    def cancel(self, prompt_index: int | None = None) -> None:
+        """End one prompt, or all, as they are; those that have ended stay as they are.
+
+        Read on: a cancelled prompt comes to a completion with finish_reason "cancelled". It may have tokens that were
+        not read when this was called. Raises ConfigError for an index that no prompt has.
+        """
+        if prompt_index is not None and prompt_index not in range(len(self._requests)):
+            raise ConfigError(f"expected a prompt index of 0 to {len(self._requests) - 1}, got {prompt_index!r}")
+        _cancel(self._conversation, [key for key, index in [*self._open.items()] if prompt_index in (None, index)])
+
+    def close(self) -> None:
+        """Cancel what is left, and read no more. Safe to call again."""
+        self._give_up()
+        self._inbox.put(None)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _hear(self) -> Advance | Finished | None:
+        """Take the next word in; None at the end. Whatever is raised here, Ctrl-C too, ends the stream."""
+        if not self._open or not self._give_up.alive:
+            return None
+        try:
+            word = self._conversation.receive(self._inbox, self._step_timeout_s)
+            if word is None:
+                return None
+            if not isinstance(word, Advance | Finished):
+                raise LeafsumError(f"expected progress of a request, got {type(word).__name__}")
+            self._take(word)
+            return word
+        except BaseException:
+            self.close()
+            raise
+
+    def _take(self, word: Advance | Finished) -> None:
+        request = self._requests[word.request_id]
+        if isinstance(word, Advance):
+            request.output.extend(word.token_ids)
+            self._num_prompt_tokens += word.num_prompt_rows
+            self._num_output_tokens += len(word.token_ids)
+        else:
+            self._completions[request.index] = request.completion(word, self._tokenizer, self._tp)
+            del self._open[word.request_id]
+
+    def _delta(self, word: Advance | Finished) -> Delta:
+        index = self._requests[word.request_id].index
+        text = self._texts.get(index)
+        if isinstance(word, Advance):
+            return Delta(index, word.token_ids, text.push(word.token_ids) if text else None)
+        completion = self._completions[index]
+        return Delta(index, (), text.rest_of(completion.text or "") if text else None, completion)
+
+    def _progress(self) -> Progress:
+        num_finished = len(self._completions)
+        return Progress(num_finished, len(self._requests), self._num_prompt_tokens, self._num_output_tokens)
+
+
+class _CertainText:
+    """One prompt's text, in pieces that nothing can change any more."""
+
+    def __init__(self, tokenizer: Tokenizer, stop_strings: tuple[str, ...]) -> None:
+        self._detokenizer = Detokenizer(tokenizer)
+        self._stop_strings = stop_strings
+        self._told: list[str] = []
+        self._untold = ""
+
+    def push(self, token_ids: Sequence[int]) -> str:
+        self._untold += "".join(map(self._detokenizer.push, token_ids))
+        found = first_stop(self._untold, self._stop_strings)
+        end = found[0] if found else len(self._untold) - num_undecided(self._untold, self._stop_strings)
+        self._told.append(self._untold[:end])
+        self._untold = self._untold[end:]
+        return self._told[-1]
+
+    def rest_of(self, text: str) -> str:
+        """What is left to tell of the whole text."""
+        told = "".join(self._told)
+        if not text.startswith(told):
+            raise ModelError(
+                "stream: the model folder's tokenizer.json has a decoder that changes earlier text because of later "
+                f"tokens; expected the text to begin with {told!r}, found {text!r}. Use generate for this model"
+            )
+        return text[len(told) :]
+
+
+def _give_up(conversation: Conversation, open_requests: dict[int, int]) -> None:
+    """Takes no lock: it may run in any thread, wherever an object is dropped."""
+    request_ids = [*open_requests]
+    conversation.forget(request_ids)
+    _cancel(conversation, request_ids)
+
+
+def _cancel(conversation: Conversation, request_ids: Sequence[int]) -> None:
+    """In a pool that is closed, nothing is left to cancel."""
+    with contextlib.suppress(PoolClosed):
+        if request_ids:
+            conversation.send(Cancel(request_ids=tuple(request_ids)))
