@@ -168,5 +168,11 @@ def meeting_wait(words: I32, generation: int, until_s: float) -> int:
     MEETING_WAITING: `until_s` of CLOCK_MONOTONIC has come, or a signal.
     """
 
+def meeting_pass(words: I32, rank: int, generation: int, until_s: float) -> int:
+    """meeting_arrive, then meeting_wait."""
+
 def meeting_break_off(words: I32) -> None:
     """Wake all that wait, now and from now on, for a generation that has not ended."""
+
+def copy_pieces(source: int, source_stride: int, target: int, target_stride: int, size: int, num_pieces: int) -> None:
+    """num_pieces times `size` bytes between addresses, which the caller keeps valid; they must not overlap."""

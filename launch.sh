@@ -5,7 +5,7 @@
 #
 # USAGE
 #     ./launch.sh                      the demonstration: one prompt at TP=1 and at TP=2, its text, equal hashes
-#     ./launch.sh COMMAND [ARG...]     leafsum COMMAND: demo, generate, receipt, inspect, doctor; see --help
+#     ./launch.sh COMMAND [ARG...]     leafsum COMMAND: demo, generate, receipt, verify, inspect, doctor, bench; --help
 #     ./launch.sh test [ARG...]        everything that must be green: ruff, mypy, clang-format, pytest
 #                                      --full adds the tests that take minutes; other ARGs go to pytest
 #                                      (-k NAME, runtime/test_settings.py: paths are relative to tests/)

@@ -15,6 +15,7 @@ __all__ = [
     "GlooTransport",
     "LeafsumError",
     "Placement",
+    "SharedMemoryTransport",
     "SingleRank",
     "Transport",
     "TransportError",
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from .gloo import GlooTransport
     from .placement import Placement
     from .reference import reference_sum
+    from .shared_memory import SharedMemoryTransport
     from .transport import SingleRank, Transport, TransportStats
     from .tree import CanonicalTree
 else:
@@ -35,6 +37,7 @@ else:
         "Exchange": ".exchange",
         "GlooTransport": ".gloo",
         "Placement": ".placement",
+        "SharedMemoryTransport": ".shared_memory",
         "SingleRank": ".transport",
         "Transport": ".transport",
         "TransportStats": ".transport",

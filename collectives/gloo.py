@@ -1,4 +1,4 @@
-"""Gloo over loopback: the transport between CPU ranks of one host. Gloo only moves bytes here, it never adds."""
+"""Gloo over loopback: the portable transport between CPU ranks. Gloo only moves bytes here, it never adds."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.distributed
 
-from ..errors import DeadlineExceeded, TransportError
-from .transport import Transport, TransportStats, as_bytes
+from .process_transport import ProcessTransport
+from .transport import as_bytes
 
 _LOOPBACK = "127.0.0.1"
 _PR_SET_TIMERSLACK, _PR_GET_TIMERSLACK = 29, 30
@@ -21,7 +21,7 @@ _SLACK_NS = 10**9
 _dist: Any = torch.distributed  # Any: its stubs leave out the stores, and the options and collectives of Gloo
 
 
-class GlooTransport(Transport):
+class GlooTransport(ProcessTransport):
     """One rank's end of a Gloo mesh.
 
     The ranks meet through a file, so no port has to be agreed on: `store_path` must name a file that does not exist yet
@@ -31,6 +31,8 @@ class GlooTransport(Transport):
     needed. Between calls and in waits a rank costs 0.2 ms of CPU a second (_lazy_timers says why).
     """
 
+    kind: ClassVar[str] = "Gloo"
+
     def __init__(
         self,
         rank: int,
@@ -39,82 +41,53 @@ class GlooTransport(Transport):
         timeout_s: float,
         meeting_timeout_s: float | None = None,
     ) -> None:
-        self.rank = rank
-        self.num_ranks = num_ranks
-        self.stats = TransportStats()
-        self._timeout_s = timeout_s
-        self._refusal = ""  # why no further call is possible
+        super().__init__(rank, num_ranks, timeout_s)
         self._group: Any = None
         if not Path(store_path).parent.is_dir():  # torch's store would try to open it for five minutes
             raise ValueError(f"expected store_path in an existing folder, found {store_path}")
         meeting_timeout_s = timeout_s if meeting_timeout_s is None else meeting_timeout_s
-        with self._failures_named("meeting of all ranks", meeting_timeout_s):
-            self._group = _make_group(rank, num_ranks, str(store_path), timedelta(seconds=meeting_timeout_s))
-
-    def all_gather(self, part: torch.Tensor) -> torch.Tensor:
-        part = part.contiguous()
-        gathered = part.new_empty((self.num_ranks, *part.shape))
-        if part.nbytes == 0:
-            return gathered
-        outputs = list(as_bytes(gathered).view(self.num_ranks, -1).unbind())
-        with self._calling(f"all_gather of {part.nbytes} bytes a rank") as group:
-            group.allgather([outputs], [as_bytes(part)], self._timed(_dist.distributed_c10d.AllgatherOptions())).wait()
-        self.stats.count_all_gather(part, self.num_ranks)
-        return gathered
-
-    def broadcast(self, payload: torch.Tensor, root: int) -> torch.Tensor:
-        received = payload.clone(memory_format=torch.contiguous_format)
-        if payload.nbytes == 0:
-            return received
-        with self._calling(f"broadcast of {payload.nbytes} bytes from rank {root}") as group:
-            options = self._timed(_dist.distributed_c10d.BroadcastOptions())
-            options.rootRank = root
-            group.broadcast([as_bytes(received)], options).wait()
-        self.stats.count_broadcast(payload, self.num_ranks, is_root=self.rank == root)
-        return received
-
-    def barrier(self) -> None:
-        with self._calling("barrier") as group:
-            group.barrier(self._timed(_dist.distributed_c10d.BarrierOptions())).wait()
-        self.stats.barrier.calls += 1
+        self._group = self._named("meeting of all ranks", meeting_timeout_s, self._meet, store_path, meeting_timeout_s)
 
     def close(self) -> None:
-        self._refusal = self._refusal or "the transport was closed"
+        super().close()
         self._group = None  # the only reference: its sockets and threads go with it
 
-    @contextmanager
-    def _calling(self, operation: str) -> Iterator[Any]:
-        """One call: refused on a mesh that is closed or torn, else made with its failures named."""
-        if self._group is None or self._refusal:
-            raise TransportError(f"{self._where(operation)} was refused: {self._refusal}; start the ranks again")
-        with self._failures_named(operation, self._timeout_s):
-            yield self._group
+    def _meet(self, store_path: str | Path, timeout_s: float) -> Any:
+        with _failures_named():
+            return _make_group(self.rank, self.num_ranks, str(store_path), timedelta(seconds=timeout_s))
 
-    @contextmanager
-    def _failures_named(self, operation: str, timeout_s: float) -> Iterator[None]:
-        try:
-            yield
-        except RuntimeError as error:
-            self._refusal = f"an earlier {operation} failed"
-            where = self._where(operation)
-            if _ran_out_of_time(error):
-                raise DeadlineExceeded(
-                    f"expected {where} to end within {timeout_s:g} s, but not every rank took part: {error}; "
-                    "look for a rank that hangs or is slow, or raise the timeout",
-                    what=where,
-                    timeout_s=timeout_s,
-                ) from error
-            raise TransportError(
-                f"expected {where} to move its bytes, but the connection failed: {error}; "
-                "a peer has most likely ended, look for its error first"
-            ) from error
+    def _all_gather(self, gathered: torch.Tensor, part: torch.Tensor) -> None:
+        options = self._timed(_dist.distributed_c10d.AllgatherOptions())
+        outputs = list(as_bytes(gathered).view(self.num_ranks, -1).unbind())
+        with _failures_named():
+            self._group.allgather([outputs], [as_bytes(part)], options).wait()
+
+    def _broadcast(self, payload: torch.Tensor, root: int) -> None:
+        options = self._timed(_dist.distributed_c10d.BroadcastOptions())
+        options.rootRank = root
+        with _failures_named():
+            self._group.broadcast([as_bytes(payload)], options).wait()
+
+    def _barrier(self) -> None:
+        with _failures_named():
+            self._group.barrier(self._timed(_dist.distributed_c10d.BarrierOptions())).wait()
 
     def _timed(self, options: Any) -> Any:
         options.timeout = timedelta(seconds=self._timeout_s)
         return options
 
-    def _where(self, operation: str) -> str:
-        return f"Gloo {operation} on rank {self.rank} of {self.num_ranks}"
+
+@contextmanager
+def _failures_named() -> Iterator[None]:
+    """Gloo's one kind of error as the two that a ProcessTransport tells apart."""
+    try:
+        yield
+    except RuntimeError as error:
+        if any(sign in str(error).lower() for sign in ("timed out", "timeout")):
+            raise TimeoutError(f"not every rank took part: {error}") from error
+        raise ConnectionError(
+            f"the connection failed: {error}; a peer has most likely ended, look for its error first"
+        ) from error
 
 
 def _make_group(rank: int, num_ranks: int, store_path: str, timeout: timedelta) -> Any:
@@ -142,8 +115,3 @@ def _lazy_timers() -> Iterator[None]:
         yield
     finally:
         libc.prctl(_PR_SET_TIMERSLACK, ctypes.c_ulong(own_slack_ns), 0, 0, 0)
-
-
-def _ran_out_of_time(error: RuntimeError) -> bool:
-    text = str(error).lower()
-    return any(sign in text for sign in ("timed out", "timeout"))

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 import torch
 
 from ..errors import DeadlineExceeded, LeafsumError
-from .gloo import GlooTransport
+from .kinds import TRANSPORTS
 from .transport import Transport, TransportStats
 
 Result = TypeVar("Result")
@@ -66,9 +66,10 @@ class ThreadTransport(Transport):
 
     def _meet(self, operation: str, part: torch.Tensor) -> list[torch.Tensor]:
         meeting = self._meeting
-        self._wait(operation)
-        meeting.parts[self.rank] = (operation, part.clone())
-        self._wait(operation)
+        with self.stats.waiting():
+            self._wait(operation)
+            meeting.parts[self.rank] = (operation, part.clone())
+            self._wait(operation)
         others = [(rank, other) for rank, (other, _) in enumerate(meeting.parts) if other != operation]
         if others:
             rank, other = others[0]
@@ -125,19 +126,26 @@ class RankExit:
 
 
 def run_processes(
-    num_ranks: int, script: Path, function: str, folder: Path, timeout_s: float, /, **arguments: Any
+    num_ranks: int,
+    script: Path,
+    function: str,
+    folder: Path,
+    timeout_s: float,
+    kind: str = "shared",
+    /,
+    **arguments: Any,
 ) -> list[RankExit]:
-    """Calls `function`(GlooTransport, **arguments) of `script` once for every rank, each in a fresh interpreter.
+    """Calls `function`(transport, **arguments) of `script` once for every rank, each in a fresh interpreter.
 
-    Arguments and results are JSON. `folder`, empty, holds the rendezvous. `timeout_s` is the deadline of each call of
-    the transport; processes still there that long after a start of at most 90 s are killed. Errors of a rank are in its
-    stderr; the caller checks exit_status.
+    `kind` of transport: "shared" memory or "gloo". Arguments and results are JSON. `folder`, empty, holds the
+    rendezvous. `timeout_s` is the deadline of each call of the transport; processes still there that long after a start
+    of at most 90 s are killed. Errors of a rank are in its stderr; the caller checks exit_status.
     """
     code = f"from {__name__} import _run_rank; _run_rank()"
-    store, limits = str(folder / "rendezvous"), (str(num_ranks), str(timeout_s))
+    fixed = [str(script), function, kind, str(folder / "rendezvous"), str(num_ranks), str(timeout_s)]
 
     def run(rank: int) -> RankExit:
-        command = [sys.executable, "-c", code, str(script), function, store, str(rank), *limits, json.dumps(arguments)]
+        command = [sys.executable, "-c", code, *fixed, str(rank), json.dumps(arguments)]
         with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
             try:
                 stdout, stderr = process.communicate(timeout=_START_S + timeout_s)
@@ -153,13 +161,13 @@ def run_processes(
 
 def _run_rank() -> None:
     """The child's side of run_processes."""
-    script, function, store, rank, num_ranks, timeout_s, arguments = sys.argv[1:]
+    script, function, kind, store, num_ranks, timeout_s, rank, arguments = sys.argv[1:]
     spec = importlib.util.spec_from_file_location("rank_script", script)
     if spec is None or spec.loader is None:
         raise ValueError(f"expected a Python file, found {script}")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    transport = GlooTransport(int(rank), int(num_ranks), store, float(timeout_s), meeting_timeout_s=_START_S)
+    transport = TRANSPORTS[kind](int(rank), int(num_ranks), store, float(timeout_s), meeting_timeout_s=_START_S)
     result = getattr(module, function)(transport, **json.loads(arguments))
     transport.close()
     sys.stdout.write("\n" + json.dumps(result))  # the last line, after whatever the function has printed

@@ -12,8 +12,8 @@ import torch
 from .. import _C
 from ..collectives import Transport
 from ..collectives.delays import DelayedTransport
-from ..collectives.gloo import GlooTransport
 from ..collectives.hazards import HazardCounts
+from ..collectives.kinds import TRANSPORTS
 from ..collectives.transport import SingleRank
 from ..errors import ConfigError, LeafsumError
 from .checkpoint import Checkpoint
@@ -55,7 +55,7 @@ def load_engine(setup: Setup) -> tuple[Engine, Ready]:
         model_digest=checkpoint.digest,
         settings_digest=settings_digest({"control": setup.control, "device": setup.device, "dtype": setup.dtype}),
         exchange=model.exchange_mode,
-        versions=versions(),
+        versions=versions() | {"transport": "none" if setup.num_ranks == 1 else setup.transport},
     )
     return engine, ready
 
@@ -84,7 +84,8 @@ def prepare_machine(num_threads: int) -> None:
 def meet_peers(setup: Setup) -> Transport:
     if setup.num_ranks == 1:
         return SingleRank()
-    return GlooTransport(setup.rank, setup.num_ranks, setup.store_path, setup.step_timeout_s, setup.start_timeout_s)
+    kind = TRANSPORTS[setup.transport]
+    return kind(setup.rank, setup.num_ranks, setup.store_path, setup.step_timeout_s, setup.start_timeout_s)
 
 
 def versions() -> dict[str, str]:

@@ -148,7 +148,11 @@ class Worker:
         log.info("run %s: reading %s for rank %d of %d", self.run_id, setup.model_dir, setup.rank, setup.num_ranks)
         self.engine, ready = load_engine(setup)
         log.info(
-            "run %s: ready, exchange %s, kernels %s", self.run_id, ready.exchange, ready.versions["instruction_set"]
+            "run %s: ready, exchange %s, transport %s, kernels %s",
+            self.run_id,
+            ready.exchange,
+            ready.versions["transport"],
+            ready.versions["instruction_set"],
         )
         return ready
 

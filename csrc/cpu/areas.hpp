@@ -13,5 +13,6 @@ void register_experts(pybind11::module_& module);
 void register_rows(pybind11::module_& module);
 void register_attention(pybind11::module_& module);
 void register_tree(pybind11::module_& module);
+void register_meeting(pybind11::module_& module);
 
 }  // namespace leafsum

@@ -10,4 +10,5 @@ PYBIND11_MODULE(_C, module) {
   leafsum::register_rows(module);
   leafsum::register_attention(module);
   leafsum::register_tree(module);
+  leafsum::register_meeting(module);
 }

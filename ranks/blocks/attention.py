@@ -159,7 +159,7 @@ class Attention:
         return attended.flatten(1)
 
 
-@functools.lru_cache(maxsize=64)
+@functools.lru_cache(maxsize=4)  # a batch has one size in all its layers
 def _every_leaf(num_rows: int, num_leaves: int) -> torch.Tensor:
     """Slot ids I32 [num_rows, num_leaves]: every row has every leaf, in every layer and most steps alike."""
     return torch.arange(num_leaves, dtype=torch.int32).repeat(num_rows, 1)

@@ -28,10 +28,12 @@ def pids_of(pool: WorkerPool) -> dict[str, int]:
     return {"coordinator": pool.coordinator_pid, **ranks}
 
 
-@pytest.mark.parametrize("victim", ["rank 0", "rank 2", "coordinator"])
-def test_a_killed_process_ends_the_run_and_is_named(victim):
+@pytest.mark.parametrize(
+    ("victim", "transport"), [("rank 0", "shared"), ("rank 2", "gloo"), ("rank 2", "shared"), ("coordinator", "shared")]
+)
+def test_a_killed_process_ends_the_run_and_is_named(victim, transport):
     """Of three ranks: both survivors report a broken exchange, and neither is taken for the cause."""
-    with start(tp=3) as pool:
+    with start(tp=3, transport=transport) as pool:
         pids = pids_of(pool)
 
         def kill_once_decoding(progress):

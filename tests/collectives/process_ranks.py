@@ -1,4 +1,4 @@
-"""What the rank processes of test_gloo.py run: functions of a connected transport, results as JSON."""
+"""What the rank processes of the tests of transports run: functions of a connected transport, results as JSON."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import time
 from typing import Any
 
 import torch
-from leafsum.collectives.gloo import GlooTransport
+from leafsum.collectives.process_transport import ProcessTransport
 from leafsum.errors import DeadlineExceeded, LeafsumError
 
 
-def move_bytes(transport: GlooTransport) -> dict[str, Any]:
+def move_bytes(transport: ProcessTransport) -> dict[str, Any]:
     """Every collective once, on bit patterns that arithmetic would change."""
     counts = [2, 0, 1][: transport.num_ranks]
     bits = (
@@ -35,8 +35,8 @@ def move_bytes(transport: GlooTransport) -> dict[str, Any]:
     return results | {"stats": transport.stats.as_dict()}
 
 
-def arrive_late(transport: GlooTransport, late_s: float) -> dict[str, float]:
-    """Rank 1 is late; CPU and wall time of the wait."""
+def arrive_late(transport: ProcessTransport, late_s: float) -> dict[str, float]:
+    """Rank 1 is late; CPU and wall time of the wait. Then a hundred calls, which miss no wake-up."""
     transport.barrier()
     before, start_s = resource.getrusage(resource.RUSAGE_SELF), time.monotonic()
     if transport.rank == 1:
@@ -44,23 +44,25 @@ def arrive_late(transport: GlooTransport, late_s: float) -> dict[str, float]:
     transport.all_gather(torch.zeros(2560))
     after, end_s = resource.getrusage(resource.RUSAGE_SELF), time.monotonic()
     cpu_s = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-    return {"cpu_s": cpu_s, "wall_s": end_s - start_s}
+    for _ in range(100):
+        transport.barrier()
+    return {"cpu_s": cpu_s, "wall_s": end_s - start_s, "calls_s": time.monotonic() - end_s}
 
 
-def lose_a_peer(transport: GlooTransport) -> dict[str, Any]:
-    """Rank 1 dies; what rank 0 learns, how fast, and what it is told afterwards."""
-    transport.barrier()
+def lose_a_peer(transport: ProcessTransport) -> dict[str, Any]:
+    """Rank 1 dies; what the others learn, how fast, and what they are told afterwards."""
+    pids = transport.all_gather(torch.tensor(os.getpid())).tolist()
     if transport.rank == 1:
         os.kill(os.getpid(), signal.SIGKILL)
     start_s = time.monotonic()
     errors = [_error_of(transport, "all_gather"), _error_of(transport, "barrier")]
-    return {"errors": errors, "seconds": time.monotonic() - start_s}
+    return {"errors": errors, "seconds": time.monotonic() - start_s, "pids": pids}
 
 
-def wait_for_a_hanging_peer(transport: GlooTransport, folder: str, timeout_s: float) -> dict[str, Any]:
+def wait_for_a_hanging_peer(transport: ProcessTransport, folder: str, timeout_s: float) -> dict[str, Any]:
     """Rank 1 stays out of every kind of call; each is made on a mesh of its own, since a failure tears it."""
     operations = ("all_gather", "broadcast", "barrier")
-    meshes = [GlooTransport(transport.rank, 2, f"{folder}/{name}", timeout_s, 60.0) for name in operations]
+    meshes = [type(transport)(transport.rank, 2, f"{folder}/{name}", timeout_s, 60.0) for name in operations]
     if transport.rank == 1:
         transport.barrier()  # until rank 0 has waited in vain for all of them
         return {}
@@ -71,18 +73,29 @@ def wait_for_a_hanging_peer(transport: GlooTransport, folder: str, timeout_s: fl
     return {"errors": errors, "seconds": seconds}
 
 
-def time_all_gather(transport: GlooTransport, num_bytes: int, num_calls: int) -> float:
-    """Median seconds of one call."""
-    part = torch.zeros(num_bytes, dtype=torch.uint8)
-    seconds = []
-    for _ in range(num_calls):
-        start_s = time.perf_counter()
-        transport.all_gather(part)
-        seconds.append(time.perf_counter() - start_s)
-    return sorted(seconds)[num_calls // 2]
+def be_killed(transport: ProcessTransport) -> None:
+    """Rank 0 in a call, rank 1 between two."""
+    pids = transport.all_gather(torch.tensor(os.getpid())).tolist()
+    if transport.rank == 1:
+        time.sleep(0.3)
+        for pid in pids:
+            os.kill(pid, signal.SIGKILL)
+    transport.barrier()
 
 
-def _error_of(transport: GlooTransport, operation: str) -> tuple[str, str]:
+def fork_a_copy(transport: ProcessTransport) -> int:
+    """The exit status of a forked copy: 0 if it was refused. Its close() and its end must not disturb the ranks."""
+    pid = os.fork()
+    if pid == 0:
+        error = _error_of(transport, "barrier")
+        transport.close()
+        os._exit(0 if "forked copy of rank" in error[1] else 1)
+    exit_status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    transport.barrier()
+    return exit_status
+
+
+def _error_of(transport: ProcessTransport, operation: str) -> tuple[str, str]:
     calls = {
         "all_gather": lambda: transport.all_gather(torch.zeros(4)),
         "broadcast": lambda: transport.broadcast(torch.zeros(4), root=1),
