@@ -23,6 +23,10 @@ COLUMNS_PER_BLOCK: int
 # Machine: threads, instruction sets, float environment.
 def set_num_threads(num_threads: int) -> None: ...
 def num_threads() -> int: ...
+def set_min_work(min_work_s: float) -> None:
+    """Seconds of work, as estimated, that a call must have for every thread it uses; 75 us at first. 0: any."""
+
+def min_work() -> float: ...
 def instruction_sets() -> list[str]:
     """Names this machine can run, best first; always ends with "plain"."""
 
@@ -142,14 +146,15 @@ def tree_nodes(
     slot_ids: I32,
     num_ids: int,
     ids_per_leaf: int,
+    has_shared: bool,
     given_nodes: I32,
     given_rows: F32,
     wanted_nodes: I32,
 ) -> F32:
     """Values of wanted_nodes [W] -> [M, W, H].
 
-    slot_rows [M, S, H]; slot_ids [M, S], strictly ascending in a row, negative = no row there (rows of negative ids are
-    never read); id num_ids is the shared one and joins the last leaf, last. given_nodes [G] (values in given_rows
+    slot_rows [M, S, H]; slot_ids [M, S], strictly ascending in a row, -1 = no row there (such rows are never read); with
+    has_shared, id num_ids is the shared one and joins the last leaf, last. given_nodes [G] (values in given_rows
     [M, G, H]) are taken as they are instead of being computed; slots under a given node are not read. Empty leaves are
     +0.0 and skipped.
     """

@@ -14,7 +14,10 @@ _LATEST_S = 0.002
 
 
 class DelayedTransport(Transport):
-    """Another transport, before every eighth call of which, at random, this rank sleeps for up to 2 ms."""
+    """Another transport, before every eighth call of which, at random, this rank sleeps for up to 2 ms.
+
+    `stats`, shared with the transport inside, counts the sleeps too.
+    """
 
     def __init__(self, transport: Transport, seed: int) -> None:
         self._transport = transport
@@ -40,4 +43,5 @@ class DelayedTransport(Transport):
 
     def _be_late(self) -> None:
         if self._random.randrange(_LATE_ONE_IN) == 0:
+            self.stats.num_delays += 1
             time.sleep(self._random.uniform(0, _LATEST_S))

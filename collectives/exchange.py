@@ -93,7 +93,8 @@ class Exchange:
         if self.transport.num_ranks == 1 or ids.size == 0:
             return torch.from_numpy(self._root(rows, ids))
         self.num_exchanges += 1
-        return torch.from_numpy(self._sum_slots(rows, ids) if self.mode == "slots" else self._sum_nodes(rows, ids))
+        with self.transport.stats.exchanging():
+            return torch.from_numpy(self._sum_slots(rows, ids) if self.mode == "slots" else self._sum_nodes(rows, ids))
 
     def _sum_slots(self, rows: F32, ids: I32) -> F32:
         return self._root(self._gather_slots(rows, ids), ids)
@@ -132,7 +133,7 @@ class Exchange:
             given_nodes = _NO_NODES
             given_rows = np.empty((rows.shape[0], 0, rows.shape[2]), dtype=np.float32)
         tree = self.placement.tree
-        return tree_nodes(rows, ids, tree.num_ids, tree.ids_per_leaf, given_nodes, given_rows, wanted)
+        return tree_nodes(rows, ids, tree.num_ids, tree.ids_per_leaf, tree.has_shared, given_nodes, given_rows, wanted)
 
     def _owners_of(self, ids: I32) -> I32:
         """The rank of each slot's id. Ids are checked here too: numpy counts negative ones from the end."""

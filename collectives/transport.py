@@ -29,13 +29,17 @@ class TransportStats:
 
     An all-gather sends this rank's part to every other rank, so it counts part * (num_ranks - 1) bytes sent and as many
     received. A broadcast counts payload * (num_ranks - 1) sent on the root and one payload received elsewhere.
-    `wait_ns` is the time spent in calls: moving bytes, and waiting for other ranks.
+    `wait_ns` is the time spent in calls: moving bytes, and waiting for other ranks. `num_delays` counts the sleeps that
+    a DelayedTransport has put before calls. `exchange_ns` is the time in whole exchanges, their calls included:
+    choosing rows, placing what came, and adding it.
     """
 
     all_gather: CollectiveCount = field(default_factory=CollectiveCount)
     broadcast: CollectiveCount = field(default_factory=CollectiveCount)
     barrier: CollectiveCount = field(default_factory=CollectiveCount)
     wait_ns: int = 0
+    exchange_ns: int = 0
+    num_delays: int = 0
 
     @property
     def bytes_sent(self) -> int:
@@ -66,6 +70,15 @@ class TransportStats:
             yield
         finally:
             self.wait_ns += time.perf_counter_ns() - begin_ns
+
+    @contextmanager
+    def exchanging(self) -> Iterator[None]:
+        """Around all that is done only because there are other ranks."""
+        begin_ns = time.perf_counter_ns()
+        try:
+            yield
+        finally:
+            self.exchange_ns += time.perf_counter_ns() - begin_ns
 
     def count_all_gather(self, part: torch.Tensor, num_ranks: int) -> None:
         num_bytes = part.nbytes * (num_ranks - 1)

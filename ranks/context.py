@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from ..collectives.controls import CONTROLS, PARTIAL_SUMS, ControlExchange
+from ..collectives.control_names import CONTROLS, NO_CONTROL, PARTIAL_SUMS
+from ..collectives.controls import ControlExchange
 from ..collectives.exchange import Exchange
 from ..collectives.hazards import HazardCounts
 from ..collectives.placement import Placement
@@ -29,7 +30,7 @@ class RankContext:
     placement: str
     transport: Transport
     layer_digests: bool = False
-    control: str = "none"
+    control: str = NO_CONTROL
     hazards: HazardCounts | None = None
 
     def expert_exchange(self, num_experts: int, top_k: int) -> Exchange:
@@ -44,5 +45,5 @@ class RankContext:
     def _exchange(self, placement: Placement, top_k: int, controls: Collection[str]) -> Exchange:
         """The canonical one, unless the control of this run is one that applies here."""
         if self.control in controls:
-            return ControlExchange(self.control, placement, self.rank, self.transport, top_k)
+            return ControlExchange(self.control, placement, self.rank, self.transport, self.exchange, top_k)
         return Exchange(placement, self.rank, self.transport, self.exchange, top_k, self.hazards)

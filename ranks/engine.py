@@ -144,7 +144,8 @@ class Engine:
     def _decide_by_whole_rows(self, logits: torch.Tensor) -> list[Decision]:
         """Every rank gets the whole vocabulary's logits: [D, own] -> [D, vocab_size]."""
         counts = [end - begin for begin, end in self.model.vocab_ranges]
-        parts = self.transport.all_gather_unequal(logits.T.contiguous(), counts)
+        with self.transport.stats.exchanging():
+            parts = self.transport.all_gather_unequal(logits.T.contiguous(), counts)
         whole = torch.cat(list(parts)).T.contiguous()
         _, token_ids = ops.argmax(whole)
         finite = (~ops.nonfinite_rows(whole)).tolist()
@@ -161,7 +162,8 @@ class Engine:
             values, local_ids = ops.argmax(logits)
             best["value"], best["token_id"] = values.numpy(), local_ids.numpy() + first_id
             best["is_finite"] = ~ops.nonfinite_rows(logits)
-        gathered = self.transport.all_gather(torch.from_numpy(best.view(np.int32))).numpy().view(BEST)
+        with self.transport.stats.exchanging():
+            gathered = self.transport.all_gather(torch.from_numpy(best.view(np.int32))).numpy().view(BEST)
         _, winners = ops.argmax(torch.from_numpy(np.ascontiguousarray(gathered["value"].T)))
         token_ids = gathered["token_id"][winners.numpy(), np.arange(num_rows)]
         token_ids[token_ids == NO_ROW_ID] = 0  # a row of NaN, as argmax has it
@@ -178,5 +180,7 @@ class Engine:
             bytes_received=stats.bytes_received,
             num_exchanges=self.model.num_exchanges,
             wait_ns=stats.wait_ns,
+            exchange_ns=stats.exchange_ns,
             hazards={} if self.hazards is None else self.hazards.as_dict(),
+            num_delays=stats.num_delays,
         )

@@ -100,12 +100,17 @@ class Ready(Message, frozen=True):
     """The rank has its weights and has met its peers; it says what it is, so that unequal ranks are refused.
 
     `settings_digest` is the rank's own, made from its Setup and the version of the numeric contract it was built with.
+    The rest is what it does, not what it was asked for: `exchange` "slots" or "nodes" (or of which sums it is which),
+    `transport` by its setting's name or "none", threads of the kernels, whether memory is poisoned.
     """
 
     rank: Index
     model_digest: str
     settings_digest: str
     exchange: str
+    transport: str
+    num_threads: Index
+    poison: bool
     versions: dict[str, str]
 
 
@@ -129,7 +134,8 @@ class RunResult(Message, frozen=True):
 
 
 class Traffic(Message, frozen=True):
-    """What this rank has exchanged since it started: collective calls by kind, payload bytes, nanoseconds in calls.
+    """What this rank has exchanged since it started: collective calls by kind, payload bytes, nanoseconds in calls and
+    in whole exchanges.
 
     `hazards`: what its rows held that a careless sum would treat otherwise, by name; empty unless they are counted.
     """
@@ -139,7 +145,9 @@ class Traffic(Message, frozen=True):
     bytes_received: Count
     num_exchanges: Count
     wait_ns: Count = 0
+    exchange_ns: Count = 0
     hazards: dict[str, Count] = {}
+    num_delays: Count = 0
 
 
 class StepResult(Message, frozen=True):

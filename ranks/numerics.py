@@ -6,14 +6,13 @@ import hashlib
 import json
 from collections.abc import Mapping
 
+from ..collectives.control_names import NO_CONTROL
+
 NUMERICS_VERSION = 1
 """Version of docs/numerics.md, part of every settings digest: a change of any bit changes it."""
 
 HASH_MODULUS = 2**64
 """Residual hashes are sums modulo this (docs/numerics.md section 8)."""
-
-CONTROLS = ("none", "pick-order", "rank-chain", "bfloat16-partials", "dropped-row", "doubled-row", "flipped-bit")
-"""Sums over ranks that are wrong on purpose (collectives/controls.py), and the right one: a numeric setting."""
 
 
 def settings_digest(numeric: Mapping[str, object]) -> str:
@@ -21,6 +20,6 @@ def settings_digest(numeric: Mapping[str, object]) -> str:
 
     A control enters only where there is one: runs that prove nothing about it keep their digest.
     """
-    entering = {name: value for name, value in numeric.items() if (name, value) != ("control", "none")}
+    entering = {name: value for name, value in numeric.items() if (name, value) != ("control", NO_CONTROL)}
     text = json.dumps({"numerics": NUMERICS_VERSION, **entering}, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()

@@ -16,24 +16,27 @@ from ..collectives.hazards import HazardCounts
 from ..collectives.kinds import TRANSPORTS
 from ..collectives.transport import SingleRank
 from ..errors import ConfigError, LeafsumError
+from . import poison
 from .checkpoint import Checkpoint
 from .context import RankContext
 from .engine import Engine
 from .messages import Ready, Setup
 from .models import CausalModel, build_model
 from .numerics import settings_digest
-from .poison import set_poison
 from .spec import load_spec
+
+NO_TRANSPORT = "none"
 
 
 def load_engine(setup: Setup) -> tuple[Engine, Ready]:
     """Build this rank's engine. Raises LeafsumError; whatever else escapes is reported with its traceback."""
     prepare_machine(setup.num_threads)
-    set_poison(setup.poison)
+    poison.set_poison(setup.poison)
     model_dir = Path(setup.model_dir)
     spec = load_spec(model_dir)
     checkpoint = Checkpoint.open(model_dir)
     transport = meet_peers(setup)
+    transport_name = name_of(transport)
     if setup.delay_seed and setup.num_ranks > 1:
         transport = DelayedTransport(transport, setup.delay_seed)
     hazards = HazardCounts() if setup.hazards else None
@@ -55,7 +58,10 @@ def load_engine(setup: Setup) -> tuple[Engine, Ready]:
         model_digest=checkpoint.digest,
         settings_digest=settings_digest({"control": setup.control, "device": setup.device, "dtype": setup.dtype}),
         exchange=model.exchange_mode,
-        versions=versions() | {"transport": "none" if setup.num_ranks == 1 else setup.transport},
+        transport=transport_name,
+        num_threads=_C.num_threads(),
+        poison=poison.is_on(),
+        versions=versions(),
     )
     return engine, ready
 
@@ -86,6 +92,11 @@ def meet_peers(setup: Setup) -> Transport:
         return SingleRank()
     kind = TRANSPORTS[setup.transport]
     return kind(setup.rank, setup.num_ranks, setup.store_path, setup.step_timeout_s, setup.start_timeout_s)
+
+
+def name_of(transport: Transport) -> str:
+    """What the setting calls a transport of its kind, "none" where there is one rank."""
+    return next((name for name, kind in TRANSPORTS.items() if type(transport) is kind), NO_TRANSPORT)
 
 
 def versions() -> dict[str, str]:

@@ -8,6 +8,7 @@ done. So a rank that waits for its peers still hears that it shall leave, and no
 from __future__ import annotations
 
 import argparse
+import gc
 import logging
 import os
 import queue
@@ -137,8 +138,13 @@ class Worker:
             return self._failure(error)
 
     def _load(self, setup: Setup) -> Ready:
-        # The slow imports (torch: 1.5 s) belong to the step thread: the main thread already listens.
+        # The slow imports (torch: 1.6 s) belong to the step thread: the main thread already listens. They make 250,000
+        # objects that stay: to look for garbage among them takes a fifth longer here, and time in later steps.
+        gc.disable()
         from .start import load_engine
+
+        gc.freeze()
+        gc.enable()
 
         if self.engine is not None or setup.rank != self.rank or setup.protocol != PROTOCOL_VERSION:
             raise ProtocolError(
@@ -151,7 +157,7 @@ class Worker:
             "run %s: ready, exchange %s, transport %s, kernels %s",
             self.run_id,
             ready.exchange,
-            ready.versions["transport"],
+            ready.transport,
             ready.versions["instruction_set"],
         )
         return ready

@@ -7,6 +7,7 @@ import os
 import queue
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 
 import msgspec
@@ -14,14 +15,14 @@ import zmq
 
 from ..errors import LeafsumError, PoolClosed
 from ..ranks.control import open_socket
-from .child import Child, describe_exit, end_children
+from .child import KILL_TIMEOUT_S, TERMINATE_TIMEOUT_S, Child, describe_exit, end_children
 from .fatal import error_of
-from .line import GONE, START_QUESTION, Inbox, Line
+from .line import CLOSE_TIMEOUT_S, GONE, START_QUESTION, Inbox, Line
 from .messages import Advance, Answer, Fatal, Finished, Order, Started, Submit, ToCoordinator
 from .run_folder import RunFolder
 
-CLOSE_TIMEOUT_S = 15.0
-"""How long the coordinator may take to end its ranks and leave; then SIGTERM, then SIGKILL. Its ranks die with it."""
+END_TIMEOUT_S = CLOSE_TIMEOUT_S + TERMINATE_TIMEOUT_S + KILL_TIMEOUT_S
+"""The longest that the line may take to end the coordinator."""
 
 GRACE_S = 30.0
 """How much later than the coordinator's deadlines the pool's are: the coordinator can say who is late."""
@@ -54,7 +55,9 @@ class Conversation:
             arguments = ["--run-folder", str(self.run_folder.path), "--run-id", self.run_folder.run_id]
             arguments += ["--log-level", log_level]
             self._coordinator = Child("coordinator", "leafsum.runtime.coordinator", arguments)
-            self._line = Line(socket, self._coordinator.pidfd)
+            self._line = Line(socket, self._coordinator)
+            dropped = weakref.finalize(self, _let_go, self._line, self._owner_pid)
+            dropped.atexit = False  # the coordinator sees the program's end by itself
         except BaseException:
             self.close()
             raise
@@ -145,19 +148,23 @@ class Conversation:
             return  # the program's, not a forked copy's
         self._closing_thread = self._closing_thread or threading.get_ident()
         if self._line is not None:
-            self._line.hang_up(CLOSED_MEANWHILE)
-        if self._coordinator is not None:
-            self._coordinator.tell_to_leave()
+            self._line.leave(CLOSED_MEANWHILE)
         with self._close_lock:
             if self._is_closed:
                 return
             if self._line is not None:
-                self._line.join(CLOSE_TIMEOUT_S)
-            if self._coordinator is not None:
+                self._line.join(END_TIMEOUT_S)
+            elif self._coordinator is not None:
                 end_children([self._coordinator], CLOSE_TIMEOUT_S)
             self._context.destroy(linger=0)
             self.run_folder.remove()
             self._is_closed = True
+
+
+def _let_go(line: Line, owner_pid: int) -> None:
+    """A conversation that nobody closed: its line ends the coordinator. A forked copy's drop is not the program's."""
+    if owner_pid == os.getpid():
+        line.leave(CLOSED_MEANWHILE)
 
 
 def silence(coordinator: Child, limit_s: float) -> Fatal:

@@ -62,6 +62,7 @@ class Coordinator:
         self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self.host = open_socket(self.context, zmq.PAIR, run_folder.host_socket, bind=True)
         self.host_death_fd = host_death_fd
+        self.readies: list[Ready] = []
         self.traffic: dict[int, Traffic] = {}
         self.heard: deque[ToCoordinator] = deque()
         self.gang: Gang
@@ -106,8 +107,8 @@ class Coordinator:
         hellos = self.gang.collect(Hello, "the first word", settings.start_timeout_s)
         check_hellos(hellos, self.run_folder.run_id)
         self.gang.send_setups([setup_of(settings, start, limits, self.run_folder, rank) for rank in range(settings.tp)])
-        readies = self.gang.collect(Ready, "loading the model", deadline_s - time.monotonic())
-        check_ready(readies, settings.digest(), start.model_digest)
+        self.readies = self.gang.collect(Ready, "loading the model", deadline_s - time.monotonic())
+        check_ready(self.readies, settings.digest(), start.model_digest)
         log.info("run %s: %d ranks are ready", self.run_folder.run_id, settings.tp)
         self._tell_pool(Started())
 
@@ -213,8 +214,8 @@ class Coordinator:
             most_rows=self.scheduler.most_rows,
             most_live_requests=self.scheduler.most_live_requests,
             ranks=tuple(
-                RankReport(rank=rank, pid=child.pid, traffic=self.traffic.get(rank, idle))
-                for rank, child in enumerate(self.gang.children)
+                RankReport(rank=rank, pid=child.pid, ready=ready, traffic=self.traffic.get(rank, idle))
+                for rank, (child, ready) in enumerate(zip(self.gang.children, self.readies, strict=True))
             ),
         )
 
@@ -266,7 +267,7 @@ def setup_of(settings: Settings, start: Start, limits: Limits, run_folder: RunFo
         num_slots=limits.num_slots,
         max_pages_per_slot=-(-limits.max_context // settings.page_size),
         num_threads=settings.threads or max(1, len(os.sched_getaffinity(0)) // settings.tp),
-        transport="gloo" if settings.transport == "gloo" else "shared",
+        transport=settings.transport,
         digests=settings.digests,
         layer_digests=settings.layer_digests,
         control=settings.control,

@@ -37,11 +37,9 @@ from ..ranks.messages import (
     encode,
 )
 from .child import Child, describe_exit, end_children
+from .layer_hashes import first_difference, num_layers_of
 from .run_folder import RunFolder
 from .settings import Settings
-
-HASH_BYTES = 8
-"""Of one residual hash in RunResult.layer_hashes."""
 
 LEAVE_TIMEOUT_S = 3.0
 """How long ranks may take to leave once their death pipes are closed; then SIGTERM."""
@@ -278,12 +276,12 @@ def agreed(plan: Plan, results: list[StepResult], run_id: str) -> StepResult:
 def _where_layers_differ(mine: RunResult, theirs: RunResult, plan: Plan) -> str:
     """', position P, layer L': the first layer of the first row that differs; empty without layer hashes."""
     run = next(run for run in plan.runs if run.slot == mine.slot)
-    num_layers = len(mine.layer_hashes) // HASH_BYTES // max(1, len(run.token_ids))
-    for begin in range(0, len(mine.layer_hashes), HASH_BYTES):
-        if mine.layer_hashes[begin : begin + HASH_BYTES] != theirs.layer_hashes[begin : begin + HASH_BYTES]:
-            row, layer = divmod(begin // HASH_BYTES, num_layers)
-            return f", position {run.start + row}, layer {layer}"
-    return ""
+    num_layers = num_layers_of(mine.layer_hashes, len(run.token_ids))
+    place = first_difference(mine.layer_hashes, theirs.layer_hashes, num_layers)
+    if place is None:
+        return ""
+    row, layer = place
+    return f", position {run.start + row}, layer {layer}"
 
 
 def check_hellos(hellos: list[Hello], run_id: str) -> None:
@@ -303,6 +301,9 @@ def check_ready(readies: list[Ready], settings_digest: str, model_digest: str) -
             ("model digest", model_digest, ready.model_digest),
             ("settings digest", settings_digest, ready.settings_digest),
             ("exchange", first.exchange, ready.exchange),
+            ("transport", first.transport, ready.transport),
+            ("number of threads", str(first.num_threads), str(ready.num_threads)),
+            ("poison", str(first.poison), str(ready.poison)),
             ("versions", str(first.versions), str(ready.versions)),
         ):
             if expected != found:

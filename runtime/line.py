@@ -21,8 +21,12 @@ import zmq
 
 from ..ranks.control import poll
 from ..ranks.messages import decode, encode
+from .child import Child, end_children
 from .fatal import fatal_of
 from .messages import FROM_COORDINATOR, Advance, Answer, Fatal, Finished, FromCoordinator, Started, ToCoordinator
+
+CLOSE_TIMEOUT_S = 15.0
+"""How long the coordinator may take to end its ranks and leave; then SIGTERM, then SIGKILL. Its ranks die with it."""
 
 LAST_WORDS_MS = 200
 """A death can be seen before the last message of the dead: how long to look for one."""
@@ -38,17 +42,21 @@ Inbox: TypeAlias = SimpleQueue[FromCoordinator | None]
 
 
 class Line:
-    """`socket` passes to the line, and is closed at its end. `coordinator_pidfd` must stay open until `join`."""
+    """`socket`, alone in its context, and `coordinator` pass to the line, which ends both after `leave`.
 
-    def __init__(self, socket: zmq.Socket[bytes], coordinator_pidfd: int) -> None:
+    Its thread outlives an owner that was dropped, so nobody need wait for it, and no process stays behind.
+    """
+
+    def __init__(self, socket: zmq.Socket[bytes], coordinator: Child) -> None:
         self.end: Fatal | None = None
         """Why the line ended; None while it is open."""
         self.last_heard_s = time.monotonic()
-        self._socket = socket
-        self._coordinator_pidfd = coordinator_pidfd
+        self._context, self._socket = socket.context, socket
+        self._coordinator = coordinator
         self._outbox: deque[bytes] = deque()
         self._wake = _Wake()
         self._hang_up: Fatal | None = None
+        self._is_left = False
         self._of_request: dict[int, Inbox] = {}
         self._of_question: dict[int, Inbox] = {}
         self._thread = threading.Thread(target=self._run, name="leafsum-pool", daemon=True)
@@ -76,7 +84,14 @@ class Line:
         self._hang_up = self._hang_up or why
         self._wake.set()
 
+    def leave(self, why: Fatal) -> None:
+        """Hang up, and then end the coordinator. Never blocks and takes no lock: finalizers call it too."""
+        self._is_left = True
+        self.hang_up(why)
+        self._coordinator.tell_to_leave()
+
     def join(self, timeout_s: float) -> None:
+        """Wait until all that `leave` asks for is done."""
         self._thread.join(timeout_s)
 
     def _run(self) -> None:
@@ -88,10 +103,17 @@ class Line:
         self.end = end  # before the inboxes: one that is registered meanwhile finds it there
         for inbox in [*self._of_request.values(), *self._of_question.values()]:
             inbox.put(end)
+        poller = zmq.Poller()
+        poller.register(self._wake.fd, zmq.POLLIN)
+        while not self._is_left:
+            poll(poller, None)
+            self._wake.clear()
+        end_children([self._coordinator], CLOSE_TIMEOUT_S)
+        self._context.destroy(linger=0)
 
     def _serve(self) -> Fatal:
         poller = zmq.Poller()
-        for source in (self._socket, self._coordinator_pidfd, self._wake.fd):
+        for source in (self._socket, self._coordinator.pidfd, self._wake.fd):
             poller.register(source, zmq.POLLIN)
         while True:
             ready = poll(poller, None)
@@ -101,7 +123,7 @@ class Line:
                     self._socket.send(self._outbox.popleft())
                 if self._hang_up is not None:
                     return self._hang_up
-            is_gone = self._coordinator_pidfd in ready
+            is_gone = self._coordinator.pidfd in ready
             if self._socket in ready or (is_gone and self._socket.poll(LAST_WORDS_MS)):
                 message = decode(self._socket.recv(), FROM_COORDINATOR)
                 self.last_heard_s = time.monotonic()

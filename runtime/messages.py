@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from ..ranks.messages import Count, Index, IndexOrNone, Message, Traffic
+from ..ranks.messages import Count, Index, IndexOrNone, Message, Ready, Traffic
 
 
 class Start(Message, frozen=True):
@@ -78,7 +78,8 @@ class Finished(Message, frozen=True):
 
     `num_output_tokens` counts what Advance has carried: the pool must have them all. `stop_string` is the one that
     ended it, or empty. The hashes are of the rows that were computed: those of a cancelled request are what they would
-    be if its limit had been the tokens it has. `layer_hashes`: as in RunResult, over all rows of the request.
+    be if its limit had been the tokens it has; before the first token, the pool tells its caller none.
+    `layer_hashes`: as in RunResult, over all rows of the request.
     """
 
     request_id: Index
@@ -92,8 +93,11 @@ class Finished(Message, frozen=True):
 
 
 class RankReport(Message, frozen=True):
+    """`ready`: what the rank said of itself once it had its weights."""
+
     rank: Index
     pid: Index
+    ready: Ready
     traffic: Traffic
 
 

@@ -42,6 +42,7 @@ class OpenRequest:
                 "another process took part in the conversation"
             )
         failed = finished.reason == "failed"
+        has_no_rows_to_tell = finished.reason == "cancelled" and not self.output  # those of no limit
         return Completion(
             prompt=self.prompt,
             prompt_token_ids=self.prompt_ids,
@@ -50,10 +51,10 @@ class OpenRequest:
             finish_reason=finished.reason,
             token_sha256=token_sha256(self.output),
             logits_sha256=(not failed and finished.logits_sha256) or None,
-            residual_hash="" if failed else f"{finished.residual_hash:016x}",
+            residual_hash="" if failed or has_no_rows_to_tell else f"{finished.residual_hash:016x}",
             tp=tp,
             error=finished.error,
-            layer_hashes=finished.layer_hashes,
+            layer_hashes=b"" if has_no_rows_to_tell else finished.layer_hashes,
             stop_reason=finished.stop_string or (self.output[-1] if finished.reason == "stop" else None),
         )
 

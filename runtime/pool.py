@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import numbers
 import operator
 import os
 from collections.abc import Callable, Mapping, Sequence, Set
@@ -203,8 +204,11 @@ class WorkerPool:
 
 
 def as_prompts(prompts: Any) -> Sequence[Prompt]:
-    """One prompt in a list, or what was given: a text, or a sequence that begins with an id, is one."""
-    begins_with_id = isinstance(prompts, Sequence) and len(prompts) > 0 and hasattr(prompts[0], "__index__")
+    """One prompt in a list, or what was given: a text, or a sequence that begins with an id, is one.
+
+    An id is known by its type: arrays of ids have an __index__ too.
+    """
+    begins_with_id = isinstance(prompts, Sequence) and len(prompts) > 0 and isinstance(prompts[0], numbers.Integral)
     return [prompts] if isinstance(prompts, str) or begins_with_id else prompts
 
 

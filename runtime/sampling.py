@@ -75,10 +75,11 @@ class Completion:
     `text` is None for a model folder without a tokenizer; `prompt` is None where ids were given. `finish_reason` is
     "stop", "length", "cancelled", or "failed", and then `error` says why. `stop_reason`: the id that stopped it, the
     last of `token_ids`; or the stop string, before which `text` ends (`token_ids` go up to the one that completes it);
-    else None. A cancelled one has the tokens it had by then, and hashes as if they had been its limit.
-    `logits_sha256` is None without digests; `residual_hash` is 16 hex digits; `layer_hashes`, empty without layer
-    digests, are U64 little-endian [rows, layers]: one hash of the residual for each position that was computed and
-    each layer.
+    else None. A cancelled one has the tokens it had by then, and hashes as if they had been its limit; before its first
+    token it has no hashes of rows, as no limit would leave it there.
+    `logits_sha256` is None without digests; `residual_hash` is 16 hex digits, or empty where there is none;
+    `layer_hashes`, empty without layer digests, are U64 little-endian [rows, layers]: one hash of the residual for each
+    position that was computed and each layer.
     """
 
     prompt: str | None
@@ -95,7 +96,7 @@ class Completion:
     stop_reason: str | int | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        """The fields that `generate --json` prints; logits_sha256, stop_reason and error only where there is one."""
+        """The fields that `generate --json` prints; the last four only where there is one."""
         found: dict[str, Any] = {
             "prompt": self.prompt,
             "text": self.text,
@@ -110,6 +111,8 @@ class Completion:
         }
         if self.logits_sha256 is not None:
             found["logits_sha256"] = self.logits_sha256
+        if self.layer_hashes:
+            found["layer_digests_sha256"] = hashlib.sha256(self.layer_hashes).hexdigest()
         if self.stop_reason is not None:
             found["stop_reason"] = self.stop_reason
         if self.error:

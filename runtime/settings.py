@@ -6,9 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
+from ..collectives.control_names import CONTROLS, NO_CONTROL
 from ..collectives.placement import NAME_PATTERN, NAMES
 from ..errors import ConfigError
-from ..ranks.numerics import CONTROLS, settings_digest
+from ..ranks.numerics import settings_digest
 from .settings_rules import Rule, nearest_hint
 
 PREFIX = "LEAFSUM_"
@@ -79,18 +80,18 @@ class Settings:
     page_size: int = _setting(64, "Tokens in one KV page.", at_least=1, at_most=4096, metavar="N")
     threads: int = _setting(0, "Compute threads of a rank; 0 = cores / tp, at least 1.", at_most=1024, metavar="N")
     transport: str = _setting(
-        "auto",
-        "How rows travel between ranks of one host: shared memory, or Gloo over loopback; auto takes the first.",
-        choices=("auto", "shared", "gloo"),
-        metavar="auto|shared|gloo",
+        "shared",
+        "How rows travel between ranks of one host: memory that they share, or Gloo over loopback.",
+        choices=("shared", "gloo"),
+        metavar="shared|gloo",
     )
     digests: bool = _setting(False, "Also hash the FP32 logits of every decided token.")
     layer_digests: bool = _setting(False, "Also hash the residual of every row after every layer.")
     control: str = _setting(
-        "none",
+        NO_CONTROL,
         "A sum that is wrong on purpose, which a receipt must tell from the right one.",
         numeric=True,
-        choices=CONTROLS,
+        choices=(NO_CONTROL, *CONTROLS),
         for_receipts=True,
     )
     poison: bool = _setting(False, "Fill all memory that must not be read with NaN.", for_receipts=True)

@@ -16,14 +16,45 @@ def first_stop(text: str, stop_strings: Sequence[str]) -> tuple[int, str] | None
     return min((each for each in found if each[0] >= 0), key=lambda each: each[0], default=None)
 
 
-def num_undecided(text: str, stop_strings: Sequence[str]) -> int:
-    """How many characters at the end of `text`, in which no stop string is, may be the beginning of one."""
-    longest = max(map(len, stop_strings), default=1)
-    for begin in range(max(0, len(text) - longest + 1), len(text)):
-        end = text[begin:]
-        if any(stop.startswith(end) for stop in stop_strings):
-            return len(end)
-    return 0
+class Beginnings:
+    """How much of the end of a text, in which no stop string is, may be the beginning of one: told as the text comes.
+
+    A character costs the same few looks at every stop string on average, however long they are.
+    """
+
+    def __init__(self, stop_strings: Sequence[str]) -> None:
+        self._all = [_Beginning(stop) for stop in stop_strings]
+
+    def push(self, text: str) -> int:
+        """The number of characters, after `text` has come."""
+        for beginning in self._all:
+            for character in text:
+                beginning.push(character)
+        return max((beginning.length for beginning in self._all), default=0)
+
+
+class _Beginning:
+    """The longest beginning of one stop string that the text ends with, which is `length` characters long."""
+
+    def __init__(self, stop: str) -> None:
+        self.length = 0
+        self._stop = stop
+        self._borders = [0]
+        """Of the first 1, 2, ... characters, as far as they were met: the longest beginning that is their end too."""
+
+    def push(self, character: str) -> None:
+        self.length = self._after(self.length, character)
+        if self.length > len(self._borders):
+            self._borders.append(self._after(self._borders[-1], character))
+        if self.length == len(self._stop):
+            self.length = self._borders[-1]
+
+    def _after(self, length: int, character: str) -> int:
+        while self._stop[length] != character:
+            if length == 0:
+                return 0
+            length = self._borders[length - 1]
+        return length + 1
 
 
 class StopFinder:

@@ -16,7 +16,7 @@ from .line import Inbox
 from .messages import Advance, Cancel, Finished, Order
 from .open_request import OpenRequest
 from .sampling import Completion
-from .stop_strings import first_stop, num_undecided
+from .stop_strings import Beginnings, first_stop
 from .tokenizer import Tokenizer
 from .witness import Progress
 
@@ -173,13 +173,15 @@ class _CertainText:
     def __init__(self, tokenizer: Tokenizer, stop_strings: tuple[str, ...]) -> None:
         self._detokenizer = Detokenizer(tokenizer)
         self._stop_strings = stop_strings
+        self._beginnings = Beginnings(stop_strings)
         self._told: list[str] = []
         self._untold = ""
 
     def push(self, token_ids: Sequence[int]) -> str:
-        self._untold += "".join(map(self._detokenizer.push, token_ids))
+        new = "".join(map(self._detokenizer.push, token_ids))
+        self._untold += new
         found = first_stop(self._untold, self._stop_strings)
-        end = found[0] if found else len(self._untold) - num_undecided(self._untold, self._stop_strings)
+        end = found[0] if found else len(self._untold) - self._beginnings.push(new)
         self._told.append(self._untold[:end])
         self._untold = self._untold[end:]
         return self._told[-1]

@@ -21,8 +21,10 @@ class Progress:
 class RankWitness:
     """What one rank has done since it started. `transport`: collective calls by kind; bytes are payload on the wire.
 
-    `wait_ns`: nanoseconds in those calls, moving bytes and waiting for other ranks. `hazards`: how often its rows met
-    what a careless sum would treat otherwise, by name.
+    `wait_ns`: nanoseconds in those calls, moving bytes and waiting for other ranks; `exchange_ns`: in whole exchanges,
+    these calls and what is done around them because there are other ranks. `hazards`: how often its rows met
+    what a careless sum would treat otherwise, by name. `num_delays`: its sleeps before calls, which a receipt asks for.
+    `exchange_mode`, `transport_name`, `num_threads` and `poison`: what the rank said that it does, as in its Ready.
     """
 
     rank: int
@@ -31,7 +33,13 @@ class RankWitness:
     bytes_sent: int
     bytes_received: int
     transport: dict[str, int]
+    exchange_mode: str
+    transport_name: str
+    num_threads: int
+    poison: bool
+    num_delays: int = 0
     wait_ns: int = 0
+    exchange_ns: int = 0
     hazards: dict[str, int] = field(default_factory=dict)
 
     @classmethod
@@ -44,7 +52,13 @@ class RankWitness:
             bytes_sent=traffic.bytes_sent,
             bytes_received=traffic.bytes_received,
             transport=traffic.calls,
+            exchange_mode=report.ready.exchange,
+            transport_name=report.ready.transport,
+            num_threads=report.ready.num_threads,
+            poison=report.ready.poison,
+            num_delays=traffic.num_delays,
             wait_ns=traffic.wait_ns,
+            exchange_ns=traffic.exchange_ns,
             hazards=traffic.hazards,
         )
 
@@ -55,7 +69,9 @@ class RankWitness:
             bytes_sent=self.bytes_sent - before.bytes_sent,
             bytes_received=self.bytes_received - before.bytes_received,
             transport=_difference(self.transport, before.transport),
+            num_delays=self.num_delays - before.num_delays,
             wait_ns=self.wait_ns - before.wait_ns,
+            exchange_ns=self.exchange_ns - before.exchange_ns,
             hazards=_difference(self.hazards, before.hazards),
         )
 

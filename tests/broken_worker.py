@@ -8,11 +8,11 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
 import numpy as np
 import torch
-from leafsum.collectives import exchange
 from leafsum.collectives.exchange import Exchange
-from leafsum.ranks import ops, poison, worker
+from leafsum.ranks import ops, poison, start, worker
 from leafsum.ranks.blocks.experts import Experts
 
 
@@ -69,18 +69,31 @@ LAST_PAGE = 7
 
 
 def dropped_row() -> None:
-    """The last row that came from another rank never reaches its slot."""
-    scatter = exchange._scatter
+    """The last row, or node, of the last rank never reaches its place: there is what an allocation holds."""
+    gather = Exchange._gather
 
-    def scatter_all_but_one(rows: np.ndarray, owners: np.ndarray, parts: list[np.ndarray]) -> np.ndarray:
-        *others, last = parts
-        if not len(last):
-            return scatter(rows, owners, parts)
-        owners = owners.copy()
-        owners[tuple(np.argwhere(owners == len(others))[-1])] = -1
-        return scatter(rows, owners, [*others, last[:-1]])
+    def gather_all_but_one(self: Exchange, part: np.ndarray, counts: list[int]) -> list[np.ndarray]:
+        *others, last = gather(self, part, counts)
+        lost = torch.empty(last.shape).numpy()
+        lost[:-1] = last[:-1]
+        return [*others, lost]
 
-    exchange._scatter = scatter_all_but_one
+    Exchange._gather = gather_all_but_one  # type: ignore[method-assign]
+
+
+def nothing_as_asked() -> None:
+    """Every bit is right, and was come to with slots over Gloo, one thread, no poison and no delay."""
+    init, prepare_machine, set_poison = Exchange.__init__, start.prepare_machine, poison.set_poison
+    meet_peers = start.meet_peers
+
+    def init_with_slots(self: Exchange, placement: Any, rank: Any, transport: Any, _mode: str, *rest: Any) -> None:
+        init(self, placement, rank, transport, "slots", *rest)
+
+    Exchange.__init__ = init_with_slots  # type: ignore[method-assign, assignment]
+    start.meet_peers = lambda setup: meet_peers(msgspec.structs.replace(setup, transport="gloo"))
+    start.prepare_machine = lambda num_threads: prepare_machine(min(num_threads, 1))
+    poison.set_poison = lambda is_on: set_poison(is_on and False)
+    start.DelayedTransport = lambda transport, _seed: transport  # type: ignore[assignment, misc]
 
 
 DEFECTS: dict[str, Callable[[], None]] = {
@@ -89,6 +102,7 @@ DEFECTS: dict[str, Callable[[], None]] = {
     "unowned expert": unowned_expert,
     "stale page": stale_page,
     "dropped row": dropped_row,
+    "nothing as asked": nothing_as_asked,
 }
 
 if __name__ == "__main__":

@@ -26,11 +26,15 @@ LAYERS = 4
 BYTES_PER_EXCHANGE = 1_234_560
 """Of as many digits as a real arm has in all."""
 
-FLIPPED_BIT = RankMismatch(
-    "run f00: ranks disagree at step 1, slot 1, position 14, layer 1: rank 0 has token 59; rank 1 has token 59",
-    rank=1,
-    step=1,
-)
+CALLS_PER_GENERATE = 80
+"""Collective calls of every rank."""
+
+
+def flipped_bit(last_rank: int = 1) -> RankMismatch:
+    """What ends a run in which one bit of the last rank is another one, in layer 1."""
+    where = "run f00: ranks disagree at step 1, slot 1, position 14, layer 1"
+    text = f"{where}: rank 0 has token 59; rank {last_rank} has token 59"
+    return RankMismatch(text, rank=last_rank, step=1)
 
 
 @dataclass
@@ -38,14 +42,17 @@ class Script:
     """What a test wants of all fake pools, and what they saw.
 
     `powerless`: prompts (from 0) by the control that does not change them; `ends`: the error by the control that ends
-    a run; `seen`: the prompts in the order in which pools first got them, which in a receipt is theirs.
+    a run, besides the flipped bit that ranks notice; `others`: what every rank does otherwise than it was asked to, by
+    its name in RankWitness; `seen`: the prompts in the order in which pools first got them, in a receipt their own.
     """
 
     spoil: Spoil = lambda _settings, _index, completion: completion
     silent_rank: int = -1
+    others: dict[str, object] = field(default_factory=dict)
+    notices_flipped_bit: bool = True
     live_limit: int = 1 << 30
     powerless: dict[str, tuple[int, ...]] = field(default_factory=dict)
-    ends: dict[str, LeafsumError] = field(default_factory=lambda: {"flipped-bit": FLIPPED_BIT})
+    ends: dict[str, LeafsumError] = field(default_factory=dict)
     hazards: dict[str, int] = field(default_factory=lambda: {"router_ties": 3, "subnormals": 2, "negative_zeros": 1})
     seen: list[tuple[int, ...]] = field(default_factory=list)
     submitted: list[list[int]] = field(default_factory=list)
@@ -78,7 +85,7 @@ class FakePool:
         self.settings = settings
         self.concurrency = settings.concurrency
         self.prefill_chunk = settings.prefill_chunk
-        self.most_rows = self.most_live = self.steps = self.exchanges = 0
+        self.most_rows = self.most_live = self.steps = self.exchanges = self.calls = 0
         self.script.opened += 1
         self.script.settings = [*(self.script.settings or []), settings]
 
@@ -106,6 +113,8 @@ class FakePool:
             raise self.script.fail
         if self.settings.control in self.script.ends:
             raise self.script.ends[self.settings.control]
+        if self.settings.control == "flipped-bit" and self.script.notices_flipped_bit:
+            raise flipped_bit(self.settings.tp - 1)
         found = [self._complete(prompt, sampling) for prompt in prompts]
         self.script.seen = list(dict.fromkeys([*self.script.seen, *(each.prompt_token_ids for each in found)]))
         indices = [self.script.seen.index(each.prompt_token_ids) for each in found]
@@ -117,6 +126,7 @@ class FakePool:
         self.most_live = max(self.most_live, min(self.concurrency, len(prompts), self.script.live_limit))
         self.steps += len(prompts) * sampling.max_tokens
         self.exchanges += self.settings.tp > 1
+        self.calls += CALLS_PER_GENERATE
         if on_progress is not None:
             on_progress(Progress(len(found), len(found), longest, len(found) * sampling.max_tokens))
         return found
@@ -137,7 +147,21 @@ class FakePool:
             if self.settings.hazards
         }
         num_bytes = exchanges * BYTES_PER_EXCHANGE
-        return RankWitness(rank, os.getpid() + rank, exchanges, num_bytes, num_bytes, {}, hazards=hazards)
+        found = RankWitness(
+            rank=rank,
+            pid=os.getpid() + rank,
+            exchanges=exchanges,
+            bytes_sent=num_bytes,
+            bytes_received=num_bytes,
+            transport={"all_gather": self.calls, "broadcast": 0},
+            exchange_mode="slots" if self.settings.exchange == "auto" else self.settings.exchange,
+            transport_name=self.settings.transport if self.settings.tp > 1 else "none",
+            num_threads=self.settings.threads,
+            poison=self.settings.poison,
+            num_delays=self.calls // 8 if self.settings.delay_seed and self.settings.tp > 1 else 0,
+            hazards=hazards,
+        )
+        return replace(found, **self.script.others)  # type: ignore[arg-type]
 
     def _under_control(self, index: int, completion: Completion) -> Completion:
         control = self.settings.control

@@ -12,15 +12,17 @@ THREAD_COUNTS = (1, 2, 3)
 
 @contextmanager
 def machine(instruction_set: str, num_threads: int) -> Iterator[None]:
-    """Kernels run so inside the block; the settings before come back after it."""
-    before = _C.instruction_set(), _C.num_threads()
+    """Kernels run so inside the block, small jobs on all threads too; the settings before come back after it."""
+    before = _C.instruction_set(), _C.num_threads(), _C.min_work()
     _C.set_instruction_set(instruction_set)
     _C.set_num_threads(num_threads)
+    _C.set_min_work(0)
     try:
         yield
     finally:
         _C.set_instruction_set(before[0])
         _C.set_num_threads(before[1])
+        _C.set_min_work(before[2])
 
 
 def machines() -> Iterator[str]:

@@ -31,7 +31,7 @@ void store_kv(const py::array& k, const py::array& v, py::array key_pages, py::a
   check_range("row_offsets", args.row_offsets, num_rows, 0, args.page_size - 1);
   without_gil([&] {
     const Kernels& set = kernels();
-    parallel_pieces(num_rows, 4, [&](int64_t begin, int64_t end) {
+    parallel_pieces(num_rows, 4, 2.0 * args.num_kv_heads * args.head_dim, [&](int64_t begin, int64_t end) {
       for (int64_t row = begin; row < end; ++row) set.store_kv(args, row);
     });
   });
@@ -95,12 +95,14 @@ void run_attention(AttentionArgs args, const float* q, const std::vector<Attenti
   const Kernels& set = kernels();
   const int64_t row_size = args.num_heads * args.head_dim;
   std::vector<float> rounded(num_rows * row_size);
-  parallel_pieces(num_rows * row_size, 65536, [&](int64_t begin, int64_t end) {
+  parallel_pieces(num_rows * row_size, 65536, 0.3, [&](int64_t begin, int64_t end) {
     set.round_to(args.dtype, q + begin, rounded.data() + begin, end - begin);
   });
   args.q = rounded.data();
   const int64_t scratch_size = attention_scratch(args.head_dim);
-  parallel_for(static_cast<int64_t>(tiles.size()),
+  double all_ns = 0;
+  for (const AttentionTile& tile : tiles) all_ns += tile.max_keys * tile.num_queries * (0.08 * args.head_dim + 4);
+  parallel_for(static_cast<int64_t>(tiles.size()), all_ns / tiles.size(),
                [&](int64_t tile) { set.attention(args, tiles[tile], thread_scratch(scratch_size)); });
 }
 

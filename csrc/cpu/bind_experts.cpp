@@ -48,14 +48,15 @@ Pairs group_pairs(const Slots& slots, const int32_t* local_index, int64_t num_ow
   return pairs;
 }
 
-using Kernel = void (*)(const ExpertArgs&, int64_t, int64_t, int64_t);
+using Kernel = void (*)(const ExpertArgs&, int64_t, int64_t, int64_t, float*);
 
-void run_blocks(const ExpertArgs& args, int64_t num_groups, int64_t num_columns, Kernel kernel) {
+void run_blocks(const ExpertArgs& args, int64_t num_groups, int64_t num_columns, double task_ns, Kernel kernel) {
   const int64_t num_blocks = padded(num_columns, COLUMNS_PER_BLOCK) / COLUMNS_PER_BLOCK;
   const int64_t tasks = (num_blocks + BLOCKS_PER_TASK - 1) / BLOCKS_PER_TASK;
-  parallel_for(num_groups * tasks, [&](int64_t task) {
+  parallel_for(num_groups * tasks, task_ns, [&](int64_t task) {
     const int64_t block = task % tasks * BLOCKS_PER_TASK;
-    kernel(args, task / tasks, block, std::min(num_blocks, block + BLOCKS_PER_TASK));
+    const int64_t block_end = std::min(num_blocks, block + BLOCKS_PER_TASK);
+    kernel(args, task / tasks, block, block_end, thread_scratch(EXPERTS_SCRATCH));
   });
 }
 
@@ -74,8 +75,11 @@ void run_experts(ExpertArgs args, const float* x, const Slots& slots, const int3
   args.pair_slots = pairs.slots.data();
   args.pair_weights = pairs.weights.data();
   const int64_t num_groups = static_cast<int64_t>(pairs.groups.size());
-  run_blocks(args, num_groups, args.inner_size, set.expert_inner);
-  run_blocks(args, num_groups, args.hidden_size, set.expert_down);
+  const int64_t pairs_per_group = static_cast<int64_t>(pairs.rows.size()) / num_groups;
+  const double inner_ns = 2 * chain_ns(args.hidden_size, COLUMNS_PER_TASK, pairs_per_group);
+  const double down_ns = chain_ns(args.inner_size, COLUMNS_PER_TASK, pairs_per_group);
+  run_blocks(args, num_groups, args.inner_size, inner_ns, set.expert_inner);
+  run_blocks(args, num_groups, args.hidden_size, down_ns, set.expert_down);
 }
 
 void experts(const py::array& x, const py::array& slot_ids, const py::array& slot_weights, const py::array& gate,

@@ -7,6 +7,7 @@ namespace leafsum {
 namespace {
 
 constexpr int64_t ELEMENTS_PER_TASK = 8192;
+constexpr double ELEMENT_NS = 2.5;
 
 py::array apply(Function function, const py::array& x) {
   const float* from = read_flat<float>("x", x);
@@ -15,7 +16,7 @@ py::array apply(Function function, const py::array& x) {
   const int64_t size = x.size();
   without_gil([&] {
     const Kernels& set = kernels();
-    parallel_pieces(size, ELEMENTS_PER_TASK,
+    parallel_pieces(size, ELEMENTS_PER_TASK, ELEMENT_NS,
                     [&](int64_t begin, int64_t end) { set.apply(function, from + begin, to + begin, end - begin); });
   });
   return y;
@@ -33,7 +34,7 @@ py::array swiglu(const py::array& gate, const py::array& up) {
   const int64_t size = gate.size();
   without_gil([&] {
     const Kernels& set = kernels();
-    parallel_pieces(size, ELEMENTS_PER_TASK, [&](int64_t begin, int64_t end) {
+    parallel_pieces(size, ELEMENTS_PER_TASK, ELEMENT_NS, [&](int64_t begin, int64_t end) {
       set.swiglu(gates + begin, ups + begin, to + begin, end - begin);
     });
   });

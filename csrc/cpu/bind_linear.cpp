@@ -12,8 +12,6 @@
 namespace leafsum {
 namespace {
 
-constexpr int64_t ROWS_PER_TASK = 48;  // A multiple of every kernel's tile of rows.
-
 template <typename T>
 void pack_block(const T* weight, int64_t num_rows, int64_t k, int64_t block, T* packed) {
   for (int64_t column = 0; column < COLUMNS_PER_BLOCK; ++column) {
@@ -31,7 +29,7 @@ py::array pack_weight(const py::array& weight, const std::string& dtype_name) {
   py::array packed = new_storage(dtype, {num_blocks, k, COLUMNS_PER_BLOCK});
   void* to = packed.mutable_data();
   without_gil([&] {
-    parallel_for(num_blocks, [&](int64_t block) {
+    parallel_for(num_blocks, 1.0 * k * COLUMNS_PER_BLOCK, [&](int64_t block) {
       if (dtype == DType::float32) {
         pack_block(static_cast<const float*>(from), num_rows, k, block, static_cast<float*>(to));
       } else {
@@ -50,11 +48,13 @@ void run_linear(LinearArgs args, const float* x, int64_t num_rows) {
   const int64_t num_blocks = padded(args.num_columns, COLUMNS_PER_BLOCK) / COLUMNS_PER_BLOCK;
   const int64_t row_tasks = (num_rows + ROWS_PER_TASK - 1) / ROWS_PER_TASK;
   const int64_t block_tasks = (num_blocks + BLOCKS_PER_TASK - 1) / BLOCKS_PER_TASK;
+  const double task_ns = chain_ns(args.k, COLUMNS_PER_TASK, std::min(num_rows, ROWS_PER_TASK));
   // Rows run fastest, so that neighbouring tasks share their weights.
-  parallel_for(row_tasks * block_tasks, [&](int64_t task) {
+  parallel_for(row_tasks * block_tasks, task_ns, [&](int64_t task) {
     const int64_t row = task % row_tasks * ROWS_PER_TASK, block = task / row_tasks * BLOCKS_PER_TASK;
-    set.linear(args,
-               {row, std::min(num_rows, row + ROWS_PER_TASK), block, std::min(num_blocks, block + BLOCKS_PER_TASK)});
+    const int64_t row_end = std::min(num_rows, row + ROWS_PER_TASK);
+    const int64_t block_end = std::min(num_blocks, block + BLOCKS_PER_TASK);
+    set.linear(args, {row, row_end, block, block_end}, thread_scratch(LINEAR_SCRATCH));
   });
 }
 

@@ -19,6 +19,11 @@ void set_threads(int count) {
   set_num_threads(count);
 }
 
+void set_min_work(double seconds) {
+  if (!(seconds >= 0)) fail_value("min_work_s", "0 or more", std::to_string(seconds));
+  set_min_ns_per_thread(seconds * 1e9);
+}
+
 void choose(const std::string& name) {
   if (set_instruction_set(name)) return;
   std::string known;
@@ -32,6 +37,8 @@ void register_machine(py::module_& module) {
   module.attr("COLUMNS_PER_BLOCK") = COLUMNS_PER_BLOCK;
   module.def("set_num_threads", &set_threads, py::arg("num_threads"));
   module.def("num_threads", &num_threads);
+  module.def("set_min_work", &set_min_work, py::arg("min_work_s"));
+  module.def("min_work", [] { return min_ns_per_thread() / 1e9; });
   module.def("instruction_sets", &instruction_sets);
   module.def("set_instruction_set", &choose, py::arg("name"));
   module.def("instruction_set", [] { return std::string(kernels().name); });

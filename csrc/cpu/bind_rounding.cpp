@@ -7,6 +7,7 @@ namespace leafsum {
 namespace {
 
 constexpr int64_t ELEMENTS_PER_TASK = 65536;
+constexpr double ELEMENT_NS = 0.3;
 
 py::array round_to(const py::array& x, const std::string& dtype_name) {
   const DType dtype = parse_dtype(dtype_name);
@@ -16,7 +17,7 @@ py::array round_to(const py::array& x, const std::string& dtype_name) {
   const int64_t size = x.size();
   without_gil([&] {
     const Kernels& set = kernels();
-    parallel_pieces(size, ELEMENTS_PER_TASK,
+    parallel_pieces(size, ELEMENTS_PER_TASK, ELEMENT_NS,
                     [&](int64_t begin, int64_t end) { set.round_to(dtype, from + begin, to + begin, end - begin); });
   });
   return y;
@@ -36,7 +37,7 @@ py::array narrow(const py::array& x, const std::string& dtype_name) {
   const int64_t size = x.size();
   without_gil([&] {
     const Kernels& set = kernels();
-    parallel_pieces(size, ELEMENTS_PER_TASK, [&](int64_t begin, int64_t end) {
+    parallel_pieces(size, ELEMENTS_PER_TASK, ELEMENT_NS, [&](int64_t begin, int64_t end) {
       set.narrow(dtype, from + begin, offset(to, dtype, begin), end - begin);
     });
   });
@@ -51,7 +52,7 @@ py::array widen(const py::array& x, const std::string& dtype_name) {
   const int64_t size = x.size();
   without_gil([&] {
     const Kernels& set = kernels();
-    parallel_pieces(size, ELEMENTS_PER_TASK, [&](int64_t begin, int64_t end) {
+    parallel_pieces(size, ELEMENTS_PER_TASK, ELEMENT_NS, [&](int64_t begin, int64_t end) {
       set.widen(dtype, offset(from, dtype, begin), to + begin, end - begin);
     });
   });

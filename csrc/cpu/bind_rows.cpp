@@ -8,11 +8,11 @@
 namespace leafsum {
 namespace {
 
-constexpr int64_t ROWS_PER_TASK = 4;
+constexpr int64_t ROWS_PER_PIECE = 4;
 
-// body(row, scratch of its thread)
-void for_rows(int64_t num_rows, int64_t scratch_size, const std::function<void(int64_t, float*)>& body) {
-  parallel_pieces(num_rows, ROWS_PER_TASK, [&](int64_t begin, int64_t end) {
+// body(row, scratch of its thread); row_ns: about what a row takes.
+void for_rows(int64_t num_rows, double row_ns, int64_t scratch_size, const std::function<void(int64_t, float*)>& body) {
+  parallel_pieces(num_rows, ROWS_PER_PIECE, row_ns, [&](int64_t begin, int64_t end) {
     float* scratch = thread_scratch(scratch_size);
     for (int64_t row = begin; row < end; ++row) body(row, scratch);
   });
@@ -33,7 +33,7 @@ py::array rms_norm(const py::array& x, const py::array& weight, double eps, bool
   const int64_t num_rows = x.size() / size;
   without_gil([&] {
     const Kernels& set = kernels();
-    for_rows(num_rows, 0, [&](int64_t row, float*) { set.rms_norm(args, row); });
+    for_rows(num_rows, 0.5 * args.size, 0, [&](int64_t row, float*) { set.rms_norm(args, row); });
   });
   return out;
 }
@@ -57,7 +57,9 @@ py::array rotary(const py::array& x, const py::array& positions, const py::array
   args.out = out.mutable_data();
   without_gil([&] {
     const Kernels& set = kernels();
-    for_rows(num_rows, 2 * args.num_frequencies, [&](int64_t row, float* scratch) { set.rotary(args, row, scratch); });
+    const double row_ns = 10.0 * args.num_frequencies + 0.5 * args.num_heads * args.head_dim;
+    for_rows(num_rows, row_ns, 2 * args.num_frequencies,
+             [&](int64_t row, float* scratch) { set.rotary(args, row, scratch); });
   });
   return out;
 }
@@ -78,7 +80,9 @@ py::tuple router(const py::array& logits, int64_t top_k, bool renormalise) {
   args.weights = weights.mutable_data();
   without_gil([&] {
     const Kernels& set = kernels();
-    for_rows(num_rows, 2 * args.num_experts, [&](int64_t row, float* scratch) { set.router(args, row, scratch); });
+    const double row_ns = args.num_experts * (4 + 0.2 * top_k);
+    for_rows(num_rows, row_ns, 3 * args.num_experts,
+             [&](int64_t row, float* scratch) { set.router(args, row, scratch); });
   });
   return py::make_tuple(ids, weights);
 }
@@ -95,7 +99,7 @@ py::tuple argmax(const py::array& logits) {
   args.ids = ids.mutable_data();
   without_gil([&] {
     const Kernels& set = kernels();
-    for_rows(num_rows, 0, [&](int64_t row, float*) { set.argmax(args, row); });
+    for_rows(num_rows, 0.2 * args.size, 0, [&](int64_t row, float*) { set.argmax(args, row); });
   });
   return py::make_tuple(values, ids);
 }
@@ -109,7 +113,7 @@ py::array nonfinite_rows(const py::array& x) {
   args.out = out.mutable_data();
   without_gil([&] {
     const Kernels& set = kernels();
-    for_rows(num_rows, 0, [&](int64_t row, float*) { set.nonfinite(args, row); });
+    for_rows(num_rows, 0.1 * args.size, 0, [&](int64_t row, float*) { set.nonfinite(args, row); });
   });
   return out;
 }
@@ -124,7 +128,7 @@ py::array residual_hash(const py::array& x, const py::array& positions) {
   args.out = out.mutable_data();
   without_gil([&] {
     const Kernels& set = kernels();
-    for_rows(num_rows, 0, [&](int64_t row, float*) { set.residual_hash(args, row); });
+    for_rows(num_rows, 1.5 * args.size, 0, [&](int64_t row, float*) { set.residual_hash(args, row); });
   });
   return out;
 }

@@ -15,7 +15,9 @@ constexpr int64_t MAX_IDS = 1 << 24;
 struct RowSlots {
   std::vector<int32_t> order, leaves;
 
-  RowSlots(const TreeShape& shape, const int32_t* ids, int64_t num_slots) {
+  void find(const TreeShape& shape, const int32_t* ids, int64_t num_slots) {
+    order.clear();
+    leaves.clear();
     for (int32_t slot = 0; slot < num_slots; ++slot) {
       if (ids[slot] < 0) continue;
       order.push_back(slot);
@@ -50,35 +52,42 @@ struct TreeCall {
   float* out;
 };
 
-void run_node(const Kernels& set, const TreeCall& call, int64_t row, int64_t w, int64_t column_begin) {
-  const RowSlots slots(call.shape, call.slot_ids + row * call.num_slots, call.num_slots);
-  RowPlan plan;
-  plan_node(call.shape, call.given, slots.leaves, call.wanted[w], plan);
+// All wanted nodes of one row over a range of columns.
+void run_row(const Kernels& set, const TreeCall& call, int64_t row, int64_t column_begin, int64_t column_end) {
+  thread_local RowSlots slots;
+  thread_local RowPlan plan;
+  slots.find(call.shape, call.slot_ids + row * call.num_slots, call.num_slots);
   TreeArgs args{};
   args.slot_rows = call.slot_rows + row * call.num_slots * call.size;
   args.given_rows = call.given_rows + row * call.num_given * call.size;
   args.slot_order = slots.order.data();
-  args.steps = plan.steps.data();
-  args.num_steps = static_cast<int64_t>(plan.steps.size());
   args.size = call.size;
-  args.out = call.out + (row * call.num_wanted + w) * call.size;
-  const int64_t task_end = std::min(call.size, column_begin + 4 * TREE_COLUMNS_PER_TASK);
-  for (int64_t begin = column_begin; begin < task_end; begin += TREE_COLUMNS_PER_TASK) {
-    set.tree(args, begin, std::min(task_end, begin + TREE_COLUMNS_PER_TASK));
+  for (int64_t w = 0; w < call.num_wanted; ++w) {
+    plan.steps.clear();
+    plan_node(call.shape, call.given, slots.leaves, call.wanted[w], plan);
+    args.steps = plan.steps.data();
+    args.num_steps = static_cast<int64_t>(plan.steps.size());
+    args.out = call.out + (row * call.num_wanted + w) * call.size;
+    for (int64_t begin = column_begin; begin < column_end; begin += TREE_COLUMNS_PER_STACK) {
+      set.tree(args, begin, std::min(column_end, begin + TREE_COLUMNS_PER_STACK));
+    }
   }
 }
 
 void run_tree(const TreeCall& call) {
+  constexpr int64_t COLUMNS_PER_PIECE = 4 * TREE_COLUMNS_PER_STACK;
   const Kernels& set = kernels();
-  const int64_t pieces = (call.size + 4 * TREE_COLUMNS_PER_TASK - 1) / (4 * TREE_COLUMNS_PER_TASK);
-  parallel_for(call.num_rows * call.num_wanted * pieces, [&](int64_t task) {
-    const int64_t item = task / pieces;
-    run_node(set, call, item / call.num_wanted, item % call.num_wanted, task % pieces * 4 * TREE_COLUMNS_PER_TASK);
+  const int64_t pieces = (call.size + COLUMNS_PER_PIECE - 1) / COLUMNS_PER_PIECE;
+  const double slots_ns = 0.2 * std::min(call.size, COLUMNS_PER_PIECE) * (call.num_slots + call.num_given);
+  parallel_for(call.num_rows * pieces, 500 + slots_ns, [&](int64_t task) {
+    const int64_t begin = task % pieces * COLUMNS_PER_PIECE;
+    run_row(set, call, task / pieces, begin, std::min(call.size, begin + COLUMNS_PER_PIECE));
   });
 }
 
 py::array tree_nodes(const py::array& slot_rows, const py::array& slot_ids, int64_t num_ids, int64_t ids_per_leaf,
-                     const py::array& given_nodes, const py::array& given_rows, const py::array& wanted_nodes) {
+                     bool has_shared, const py::array& given_nodes, const py::array& given_rows,
+                     const py::array& wanted_nodes) {
   if (num_ids < 1 || num_ids > MAX_IDS) {
     fail_value("num_ids", "1 to " + std::to_string(MAX_IDS), std::to_string(num_ids));
   }
@@ -87,7 +96,7 @@ py::array tree_nodes(const py::array& slot_rows, const py::array& slot_ids, int6
   const float* rows = read<float>("slot_rows", slot_rows, {{"M"}, {"S"}, {"H"}});
   const int64_t num_rows = slot_rows.shape(0), num_slots = slot_rows.shape(1), size = slot_rows.shape(2);
   const int32_t* ids = read<int32_t>("slot_ids", slot_ids, {{"M", num_rows}, {"S", num_slots}});
-  check_range("slot_ids", ids, slot_ids.size(), INT32_MIN, num_ids);
+  check_range("slot_ids", ids, slot_ids.size(), -1, has_shared ? num_ids : num_ids - 1);
   check_ascending(ids, num_rows, num_slots);
   const int32_t* given = read<int32_t>("given_nodes", given_nodes, {{"G"}});
   const int64_t num_given = given_nodes.shape(0);
@@ -109,7 +118,8 @@ py::array tree_nodes(const py::array& slot_rows, const py::array& slot_ids, int6
 
 void register_tree(py::module_& module) {
   module.def("tree_nodes", &tree_nodes, py::arg("slot_rows"), py::arg("slot_ids"), py::arg("num_ids"),
-             py::arg("ids_per_leaf"), py::arg("given_nodes"), py::arg("given_rows"), py::arg("wanted_nodes"));
+             py::arg("ids_per_leaf"), py::arg("has_shared"), py::arg("given_nodes"), py::arg("given_rows"),
+             py::arg("wanted_nodes"));
 }
 
 }  // namespace leafsum

@@ -1,6 +1,6 @@
-// Arguments of every kernel, one struct each, and the table of kernels of one instruction set.
-// Only plain data: the instruction-set files include this, and nothing they include may hold a function
-// that the linker could share with a file compiled for a smaller machine.
+// Arguments of every kernel, one struct each, and the table of kernels of one instruction set. Only plain data: the
+// instruction-set files include this, and nothing they include may hold a function that the linker could share with a
+// file compiled for a smaller machine.
 #pragma once
 
 #include <stdint.h>
@@ -11,11 +11,14 @@ enum class DType { float32, bfloat16, float16 };
 enum class Function { exp, log, sin, cos, sigmoid, softplus };
 
 constexpr int64_t COLUMNS_PER_BLOCK = 16;
-constexpr int64_t BLOCKS_PER_TASK = 4;  // Columns of a linear are handed out 64 at a time.
-constexpr int64_t NUM_LANES = 64;       // The lane rule: docs/numerics.md section 1.
+constexpr int64_t BLOCKS_PER_TASK = 8;  // Columns of a linear are handed out 128 at a time,
+constexpr int64_t COLUMNS_PER_TASK = BLOCKS_PER_TASK * COLUMNS_PER_BLOCK;
+constexpr int64_t ROWS_PER_TASK = 96;       // rows 96 at a time: a multiple of every kernel's tile of rows.
+constexpr int64_t FLOATS_PER_PIECE = 8192;  // Widened weights that lie in the first-level cache.
+constexpr int64_t NUM_LANES = 64;           // The lane rule: docs/numerics.md section 1.
 constexpr int64_t KEYS_PER_BLOCK = 64;
 constexpr int64_t KEYS_PER_SEGMENT = 256;
-constexpr int QUERIES_PER_TILE = 16;
+constexpr int QUERIES_PER_TILE = 48;
 
 // x holds values already rounded to dtype; k = packed rows; leaf_k = k for a wide linear.
 struct LinearArgs {
@@ -151,7 +154,7 @@ struct TreeArgs {
   float* out;
 };
 
-constexpr int64_t TREE_COLUMNS_PER_TASK = 256;
+constexpr int64_t TREE_COLUMNS_PER_STACK = 256;
 constexpr int64_t TREE_STACK_ROWS = 34;  // A tree has at most 2^31 leaves.
 
 struct Kernels {
@@ -161,9 +164,9 @@ struct Kernels {
   void (*narrow)(DType dtype, const float* x, void* y, int64_t count);
   void (*widen)(DType dtype, const void* x, float* y, int64_t count);
   void (*swiglu)(const float* gate, const float* up, float* out, int64_t count);
-  void (*linear)(const LinearArgs& args, const TileRange& range);
-  void (*expert_inner)(const ExpertArgs& args, int64_t group, int64_t block_begin, int64_t block_end);
-  void (*expert_down)(const ExpertArgs& args, int64_t group, int64_t block_begin, int64_t block_end);
+  void (*linear)(const LinearArgs& args, const TileRange& range, float* scratch);
+  void (*expert_inner)(const ExpertArgs& args, int64_t group, int64_t block_begin, int64_t block_end, float* scratch);
+  void (*expert_down)(const ExpertArgs& args, int64_t group, int64_t block_begin, int64_t block_end, float* scratch);
   void (*rms_norm)(const NormArgs& args, int64_t row);
   void (*rotary)(const RotaryArgs& args, int64_t row, float* scratch);
   void (*router)(const RouterArgs& args, int64_t row, float* scratch);
@@ -177,9 +180,13 @@ struct Kernels {
 
 static constexpr int64_t padded(int64_t size, int64_t multiple) { return (size + multiple - 1) / multiple * multiple; }
 
-// Floats of scratch that one attention task needs.
+// Floats of scratch that one task of a linear or of experts needs: its sums, gate's and up's apart, and a piece.
+constexpr int64_t LINEAR_SCRATCH = ROWS_PER_TASK * COLUMNS_PER_TASK + FLOATS_PER_PIECE;
+constexpr int64_t EXPERTS_SCRATCH = LINEAR_SCRATCH + ROWS_PER_TASK * COLUMNS_PER_TASK;
+
+// Floats of scratch that one attention task needs: see lay_out in attention.inc.
 static constexpr int64_t attention_scratch(int64_t head_dim) {
-  return KEYS_PER_BLOCK * (head_dim + padded(head_dim, 16)) +
+  return KEYS_PER_BLOCK * ((head_dim > KEYS_PER_BLOCK ? head_dim : KEYS_PER_BLOCK) + head_dim + padded(head_dim, 16)) +
          QUERIES_PER_TILE * (KEYS_PER_BLOCK + NUM_LANES + 2 * padded(head_dim, 16));
 }
 

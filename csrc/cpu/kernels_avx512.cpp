@@ -8,6 +8,7 @@
 // GCC 12 says this of its own intrinsics' undefined merge operands.
 #if defined(__GNUC__) && !defined(__clang__)
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
+#pragma GCC diagnostic ignored "-Wuninitialized"
 #endif
 
 // The target stays on to the end of the file: templates are instantiated there.

@@ -43,10 +43,10 @@ AIMS = (
     Aim("linear_1_row", "kernels", "linear at 1 row, of memory read bandwidth", 60, "%", at_least=True),
     Aim("linear_256_rows", "kernels", "linear at 256 rows, of torch's float32 matmul", 60, "%", at_least=True),
     Aim("decode", "decode", "decode, against transformers", 3, "x", at_least=True),
-    Aim("waiting", "decode", "exchange and waiting at tp 2, of a decode step", 15, "%", at_least=False),
+    Aim("exchange", "decode", "exchange and waiting at tp 2, of a decode step", 15, "%", at_least=False),
     Aim("prompt", "prompt", "prompt, against transformers", 1, "x", at_least=True),
     Aim("all_gather", "transport", "all-gather of 10 KiB, 4 ranks, shared memory", 0.2, "ms", at_least=False),
-    Aim("first_token", "startup", "first token of a fresh demo", 5, "s", at_least=False),
+    Aim("first_token", "startup", "leafsum demo, to its first character of text", 5, "s", at_least=False),
     Aim("help", "startup", "leafsum --help", 0.3, "s", at_least=False),
 )
 

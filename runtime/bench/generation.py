@@ -14,20 +14,24 @@ from pathlib import Path
 
 import numpy as np
 
+from ...errors import LeafsumError
 from ...ranks.spec import load_spec
 from ..pool import WorkerPool
 from ..sampling import SamplingParams
-from ..witness import Progress
+from ..witness import Progress, Witness
 from .helper import Helper
 from .model import ensure_bench_model
 from .options import BenchOptions
 from .results import Results
 from .rounds import Rounds, Series, Variant, median_of
 
-RATE, WAITING = "tokens/s", "% waiting"
+RATE, CALLS, EXCHANGE = "tokens/s", "% in transport calls", "% in exchanges"
 PEER_DTYPES = ("float32", "bfloat16")
 AIM_TP = 2
-"""The rank count whose waiting is held against the aim."""
+"""The rank count whose exchanges are held against the aim."""
+
+ATTEMPTS = 5
+"""To see at least one step between the first answer of a witness and the last token."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +57,7 @@ def measure(names: Collection[str], options: BenchOptions, rounds: Rounds, resul
             series = rounds.run("decode", [Variant(subject.name, subject.decode) for subject in subjects])
             _conclude("decode", series, pools, subjects, results)
             if AIM_TP in options.rank_counts:
-                results.values["waiting"] = median_of(series, _pool_name(AIM_TP, options), WAITING)
+                results.values["exchange"] = median_of(series, _pool_name(AIM_TP, options), EXCHANGE)
         if "prompt" in names:
             series = rounds.run("prompt", [Variant(subject.name, subject.prompt) for subject in subjects])
             _conclude("prompt", series, pools, subjects, results)
@@ -90,9 +94,7 @@ def _open_pool(stack: ExitStack, folder: Path, options: BenchOptions, tp: int) -
     long_prompt_ids = _prompt_ids(folder, options.long_prompt_tokens)
 
     def decode() -> dict[str, float]:
-        times_s = _token_times_s(pool, prompt_ids, options.new_tokens)
-        found = {RATE: (len(times_s) - 1) / (times_s[-1] - times_s[0])}
-        return found if tp == 1 else found | {WAITING: _percent_waiting(pool, prompt_ids[:1], options.new_tokens)}
+        return _decode(pool, prompt_ids, options.new_tokens)
 
     def prompt() -> dict[str, float]:
         begin_s = time.perf_counter()
@@ -101,26 +103,47 @@ def _open_pool(stack: ExitStack, folder: Path, options: BenchOptions, tp: int) -
     return Subject(_pool_name(tp, options), prompt, decode)
 
 
-def _token_times_s(pool: WorkerPool, prompt_ids: list[int], num_tokens: int) -> list[float]:
-    """When each token of one request came."""
+def _decode(pool: WorkerPool, prompt_ids: list[int], num_tokens: int) -> dict[str, float]:
+    """The rate after the first token; at several ranks also what share of these steps goes where, a mean over ranks."""
+    for _ in range(ATTEMPTS):
+        begun: list[tuple[Witness, float]] = []
+
+        def begin(begun: list[tuple[Witness, float]] = begun) -> None:
+            # Answered between two steps: counts and time begin together, a step or two after the first token.
+            begun.append((pool.witness(), time.perf_counter()))
+
+        times_s = _token_times_s(pool, prompt_ids, num_tokens, begin if pool.settings.tp > 1 else None)
+        rate = {RATE: (num_tokens - 1) / (times_s[-1] - times_s[0])}
+        if not begun:
+            return rate
+        ((before, begin_s),) = begun
+        done = pool.witness().since(before)
+        if done.steps:
+            whole_ns = len(done.ranks) * (times_s[-1] - begin_s) * 1e9
+            calls_ns = sum(rank.wait_ns for rank in done.ranks)
+            exchange_ns = sum(rank.exchange_ns for rank in done.ranks)
+            return rate | {CALLS: 100 * calls_ns / whole_ns, EXCHANGE: 100 * exchange_ns / whole_ns}
+    text = f"expected steps to measure after the first of {num_tokens} tokens, found none left each time"
+    raise LeafsumError(f"{text}; raise --new-tokens")
+
+
+def _token_times_s(
+    pool: WorkerPool, prompt_ids: list[int], num_tokens: int, on_first: Callable[[], None] | None = None
+) -> list[float]:
+    """When each token of one request came. Raises LeafsumError where the request failed."""
     times_s: list[float] = []
 
     def on_progress(progress: Progress) -> None:
         if progress.output_tokens > len(times_s):
             times_s.append(time.perf_counter())
+            if on_first is not None and len(times_s) == 1:
+                on_first()
 
-    pool.generate([prompt_ids], SamplingParams(max_tokens=num_tokens, ignore_eos=True), on_progress=on_progress)
+    sampling = SamplingParams(max_tokens=num_tokens, ignore_eos=True)
+    (completion,) = pool.generate([prompt_ids], sampling, on_progress=on_progress)
+    if completion.error:
+        raise LeafsumError(f"the request that is measured failed at tp {pool.settings.tp}: {completion.error}")
     return times_s
-
-
-def _percent_waiting(pool: WorkerPool, prompt_ids: list[int], num_tokens: int) -> float:
-    """Time in transport calls, of the whole time of steps of one row: the prompt is one token. A mean over ranks."""
-    before = pool.witness()
-    begin_s = time.perf_counter()
-    pool.generate([prompt_ids], SamplingParams(max_tokens=num_tokens, ignore_eos=True))
-    taken_s = time.perf_counter() - begin_s
-    ranks = pool.witness().since(before).ranks
-    return 100 * sum(rank.wait_ns for rank in ranks) / len(ranks) / (taken_s * 1e9)
 
 
 def _open_helpers(stack: ExitStack, folder: Path, options: BenchOptions, results: Results) -> dict[str, Helper]:

@@ -1,4 +1,4 @@
-"""The model that is measured: random weights of the family qwen3_moe, 205 MB of bfloat16, the same on every machine.
+"""The model that is measured: random weights of the family qwen3_moe, 206 MB of bfloat16, the same on every machine.
 
 Its proportions are those of published models: most weights are in experts of which a token meets one in eight, and
 one decode step reads 57 MB, far more than a core's own caches hold.

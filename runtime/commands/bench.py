@@ -29,12 +29,15 @@ Suites (none named: all of them, in about two minutes on two idle cores):
              float32 matmul.
   decode     Tokens a second after the first, of one greedy request (--prompt-tokens, --new-tokens), at every --tp and
              of transformers on the same weights with --threads threads, in float32 and bfloat16, each with the faster
-             of its expert codes. "% waiting" is the time that a rank spends in exchanges and in waiting for others, of
-             a step of one row: with --threads 1 and a core for every rank it is what several ranks cost.
+             of its expert codes. "% in exchanges" is the time that a rank spends on what is done only because there
+             are others (choosing rows, gathering them, adding what came, and waiting), of the steps after the first
+             token; "% in transport calls" is the part of it that moves bytes and waits. With --threads 1 and a core
+             for every rank they are what several ranks cost.
   prompt     Prompt tokens a second up to the first new token, of one request of --long-prompt-tokens.
   transport  One all-gather of --gather-bytes a rank, as rank 0 sees it, --gather-calls of them one after the other:
              shared memory beside Gloo at every --gather-ranks. More ranks than cores wait for the scheduler, too.
-  startup    From the start of a process: to the first token of a fresh pool, and to the end of demo and --help.
+  startup    From the start of a process: to the first character of text that demo writes, to its end, and to the end
+             of --help.
 
 \b
 How to read it: variants take turns in every round (A B A B), so that drift meets all alike, after one warm-up round

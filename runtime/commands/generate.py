@@ -11,11 +11,11 @@ import click
 
 from ...errors import ConfigError
 from ..sampling import Completion, SamplingParams
-from ..settings import Settings
 from .complete import complete, require_none_failed
 from .options import debug_option, resolve_settings, settings_options
 from .prompts import PromptSource, gather_prompts
-from .stdio import flush_output, on_terminal, printable, require_output, write, write_line
+from .stdio import flush_output, on_terminal, printable, require_output, write_line
+from .stream_text import stream_text
 
 if TYPE_CHECKING:
     from ..stream import Delta
@@ -33,9 +33,10 @@ Examples:
 Prompts are served in the order --prompt, --prompt-file, --prompt-ids. Without --json the texts go to standard output
 (ids where there is no tokenizer). With --json each prompt is one object on one line: prompt, text, token_ids,
 token_sha256, finish_reason, tp, prompt_tokens, output_tokens, residual_hash, prompt_token_ids, with --digests
-logits_sha256, stop_reason where a stop id or a --stop text ended it, and error where this prompt alone failed (the
-others are printed). With --stream --json each piece is such a line: prompt_index, token_ids, text; the last of a prompt
-has no id, and the prompt's object as completion. Exit codes: 0 done, 1 failed, 2 wrong use, 130 Ctrl-C.
+logits_sha256, with --layer-digests layer_digests_sha256 (of the residual's hashes: each row, after each layer),
+stop_reason where a stop id or a --stop text ended it, and error where this prompt alone failed (the others are
+printed). With --stream --json each piece is such a line: prompt_index, token_ids, text; the last of a prompt has no id,
+and the prompt's object as completion. Exit codes: 0 done, 1 failed, 2 wrong use, 130 Ctrl-C.
 """
 
 
@@ -90,7 +91,8 @@ def generate(
     elif as_json:
         completions = complete(settings, prompts, sampling, chat=chat, on_delta=write_delta)
     else:
-        completions = stream_text(settings, prompts, sampling, chat)
+        shown = printable if on_terminal() else str
+        completions = [stream_text(settings, the_one(prompts), sampling, chat=chat, shown=shown)]
     require_none_failed(completions)
 
 
@@ -119,28 +121,8 @@ def write_delta(delta: Delta) -> None:
     flush_output()
 
 
-def stream_text(
-    settings: Settings, prompts: Sequence[PromptSource], sampling: SamplingParams, chat: bool
-) -> list[Completion]:
-    """The text of one prompt as it comes, and then a line's end: also where Ctrl-C or an error stops it."""
+def the_one(prompts: Sequence[PromptSource]) -> PromptSource:
+    """The prompt whose text is streamed. Raises ConfigError for several."""
     if len(prompts) > 1:
         raise ConfigError(f"--stream: expected one prompt, found {len(prompts)}; add --json, whose lines say which")
-    is_begun = False
-
-    def write_piece(delta: Delta) -> None:
-        nonlocal is_begun
-        text = delta.text
-        if text is None:
-            text = "," * is_begun + ",".join(map(str, delta.token_ids)) if delta.token_ids else ""
-        write(printable(text) if on_terminal() else text)
-        flush_output()
-        is_begun = is_begun or bool(text)
-
-    try:
-        completions = complete(settings, prompts, sampling, chat=chat, on_delta=write_piece)
-    except BaseException:
-        if is_begun:
-            write_line("")
-        raise
-    write_line("")
-    return completions
+    return prompts[0]

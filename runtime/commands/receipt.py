@@ -12,9 +12,10 @@ from typing import Any
 import click
 
 from .. import models
-from ..receipts.arms import ARM_FIELDS, Axes
-from ..receipts.controls import ControlOutcome, ControlPlan
+from ..receipts.arms import ARM_FIELDS, Axes, default_concurrency
+from ..receipts.controls import ControlOutcome, ControlPlan, flipped_layer
 from ..receipts.file import require_writable, write_receipt
+from ..receipts.hashes import SHOWN_DIGITS
 from ..receipts.hazards import HazardReport
 from ..receipts.prompts import BUILT_IN_PROMPTS
 from ..receipts.run import ArmResult, Runner
@@ -29,6 +30,8 @@ from .progress import Display
 from .prompts import PromptSource, gather_prompts
 from .stdio import printable, require_output, write_line
 
+DEFAULT_CONCURRENCY = (4, 1)
+
 BUILT_IN = "built-in"
 """Where a built-in prompt comes from, as PromptSource says it."""
 
@@ -40,7 +43,8 @@ Examples:
 
 \b
 The first value of every list is its default, and all first values together are the reference arm, which runs plainly.
-All others run with NaN in all memory that must not be read, random delays in every rank, and shuffled prompts.
+All others run with NaN in all memory that must not be read, random delays in every rank, and shuffled prompts. For the
+NaN every rank allocates all experts, those that it does not own too: tp ranks need tp times the memory of the experts.
 --cross cheap runs every tp x exchange x placement with the first of all else, and at each tp every chunk x concurrency,
 every thread count and every transport, with the first of all else; --cross full runs every combination.
 
@@ -60,9 +64,14 @@ use.
 @list_option("tp", "1,2", "Rank counts.")
 @list_option("exchange", "slots,nodes", "Exchanges; none at tp 1.")
 @list_option("placement", "contiguous,strided,random", "Placements of experts; none at tp 1.")
-@list_option("transport", "auto", "Transports; none at tp 1.")
+@list_option("transport", "shared", "Transports; none at tp 1.")
 @list_option("prefill_chunk", "whole,5", "Most prompt tokens in one step.")
-@list_option("concurrency", "4,1", "Most requests at once.")
+@click.option(
+    "--concurrency",
+    default=None,
+    metavar="A,B,...",
+    help="Most requests at once, at most one a prompt. [default: 4,1, or a request a prompt]",
+)
 @list_option("threads", "1", "Compute threads of a rank.")
 @click.option(
     "--cross", type=click.Choice(["cheap", "full"]), default="cheap", show_default=True, help="How lists are crossed."
@@ -108,7 +117,12 @@ def receipt(
     The same prompts are served by every arm: every crossing of the lists below.
     """
     require_output()
-    arms = Axes.parse({name: flags.pop(name) for name in ARM_FIELDS}).arms(cross)
+    prompts = _prompts(texts, files, ids_texts)
+    lists = {name: flags.pop(name) for name in ARM_FIELDS}
+    lists["concurrency"] = lists["concurrency"] or default_concurrency(DEFAULT_CONCURRENCY, len(prompts))
+    axes = Axes.parse(lists)
+    axes.require_prompts(len(prompts))
+    arms = axes.arms(cross)
     settings = resolve_settings(flags)
     sampling = SamplingParams(max_tokens=max_tokens, ignore_eos=ignore_eos)
     if out is not None:
@@ -119,14 +133,16 @@ def receipt(
     from ..receipts.seal import to_document, to_text
 
     model_dir = models.resolve_model(settings.model)
-    controls = ControlPlan.left_out() if no_controls else ControlPlan.of(arms, load_spec(model_dir).top_k)
-    prompts = _prompts(texts, files, ids_texts)
+    spec = load_spec(model_dir)
+    top_k = spec.top_k if spec.expert_layers else 0
+    controls = ControlPlan.left_out() if no_controls else ControlPlan.of(arms, top_k)
     with Display() as display:
         display.stage("reading prompts")
         ids = prompt_ids(settings, prompts, max_tokens)
         runner = Runner(settings, ids, sampling, display.stage, display.on_progress)
         results = [_as_given(result, prompts) for result in runner.run_arms(arms)]
-        outcomes = [ControlOutcome.of(results[0], runner.run_control(arm)) for arm in controls.arms]
+        layer = flipped_layer(spec.expert_layers)
+        outcomes = [ControlOutcome.of(results[0], runner.run_control(arm), layer) for arm in controls.arms]
         display.stage("hashing the model's files")
         # The built-in prompts of tiny meet every hazard; the weights and prompts of users may hold none.
         must_meet_hazards = settings.model == models.TINY and prompts[0].where == BUILT_IN
@@ -149,7 +165,7 @@ def show(results: Sequence[ArmResult], verdict: Verdict, power: Power, settings:
         write_line(printable(outcome.line))
     num_prompts = len(results[0].completions)
     write_line(
-        f"{len(results)} arms, {num_prompts} prompts, settings {settings.digest()[:12]}: {verdict.summary}; "
+        f"{len(results)} arms, {num_prompts} prompts, settings {settings.digest()[:SHOWN_DIGITS]}: {verdict.summary}; "
         f"{power.summary}"
     )
     if out is not None:

@@ -13,7 +13,7 @@ import msgspec
 
 from ...errors import ConfigError, ReceiptMismatch
 from .. import models
-from ..receipts.arms import ARM_FIELDS, Arm, Axes
+from ..receipts.arms import ARM_FIELDS, Arm, Axes, default_concurrency
 from ..receipts.document import difference_record
 from ..receipts.file import read_text
 from ..receipts.here import Fact, facts_here, require_same, require_same_ids
@@ -32,6 +32,8 @@ from .progress import Display
 from .prompts import PromptSource
 from .stdio import printable, write_line
 
+DEFAULT_CONCURRENCY = (4,)
+
 FEWEST_RANKS = 2
 """One rank exchanges nothing, so a rerun on one would show the least."""
 
@@ -42,7 +44,11 @@ def rerun(path: Path, model: str | None, tp: str | None, as_json: bool, flags: d
     require_consistent(receipt)
     require_whole_reference(receipt)
     lists = {name: flags.pop(name) for name in ARM_FIELDS if name != "tp"}
-    arms = Axes.parse({**lists, "tp": tp or str(default_tp(receipt))}).adverse_arms()
+    num_prompts = len(receipt.prompts)
+    lists["concurrency"] = lists["concurrency"] or default_concurrency(DEFAULT_CONCURRENCY, num_prompts)
+    axes = Axes.parse({**lists, "tp": tp or str(default_tp(receipt))})
+    axes.require_prompts(num_prompts)
+    arms = axes.adverse_arms()
     settings = settings_of(receipt, path, {**flags, "model": model or model_of(receipt, path)})
     logging.basicConfig(level=settings.log_level.upper(), format="%(name)s: %(levelname)s: %(message)s")
     with Display() as display:
@@ -81,7 +87,8 @@ def rerun_and_compare(
         write_line(json.dumps(outcome(receipt, facts, verdict, results)))
     else:
         show_table(table_rows(results, verdict, has_reference=False))
-        write_line(f"{len(results)} arms, {len(prompts)} prompts, compared with the receipt: {verdict.summary}")
+        line = f"{len(results)} arms, {len(prompts)} prompts, compared with the receipt: {verdict.summary}"
+        write_line(printable("; ".join([line, *(not_shown_line(text) for text in receipt.not_shown)])))
     verdict.require_equal()
     if not receipt.equal:
         raise ReceiptMismatch(
@@ -106,7 +113,7 @@ def settings_of(receipt: Receipt, path: Path, flags: dict[str, Any]) -> Settings
 
 def default_tp(receipt: Receipt) -> int:
     num_cores = len(os.sched_getaffinity(0))
-    return max(FEWEST_RANKS, *(arm.settings.tp for arm in receipt.arms if arm.settings.tp <= num_cores))
+    return max((FEWEST_RANKS, *(arm.settings.tp for arm in receipt.arms if arm.settings.tp <= num_cores)))
 
 
 def model_of(receipt: Receipt, path: Path) -> str:
@@ -126,8 +133,13 @@ def show_facts(receipt: Receipt, facts: Sequence[Fact]) -> None:
         f"{receipt.code.get('version')}, commit {receipt.code.get('commit')}"
     ]
     lines += [f"{'same ' if fact.same else 'OTHER'}  {fact.what}: {fact.text}" for fact in facts]
+    lines += [not_shown_line(text) for text in receipt.not_shown]
     for line in lines:
         write_line(printable(line))
+
+
+def not_shown_line(text: str) -> str:
+    return f"not shown by the receipt: {text}"
 
 
 def outcome(receipt: Receipt, facts: Sequence[Fact], verdict: Verdict, results: Sequence[ArmResult]) -> dict[str, Any]:
@@ -135,6 +147,7 @@ def outcome(receipt: Receipt, facts: Sequence[Fact], verdict: Verdict, results: 
     return {
         "equal": bool(results) and verdict.equal,
         "receipt_is_equal": receipt.equal,
+        "receipt_not_shown": list(receipt.not_shown),
         "facts": [fact.to_dict() for fact in facts],
         "arms": [
             {"name": result.arm.name, "equal": verdict.is_equal(result.arm), "hashes_sha256": result.hashes_sha256}

@@ -23,8 +23,9 @@ Examples:
 First it says whether weights, numerics version, settings and arithmetic are the receipt's; where they are not, the bits
 cannot be expected to be equal, and nothing runs. Then every crossing of the lists above serves the receipt's prompts,
 with NaN in all memory that must not be read, random delays and shuffled prompts, and the hashes of tokens, logits and
-of every row after every layer are compared with the receipt's. Exit codes: 0 equal, 1 a difference, an edited receipt
-or a failed run, 2 wrong use.
+of every row after every layer are compared with the receipt's. What the receipt itself has not shown, such as the power
+of its prompts, is said beside it. Every rank allocates all experts, NaN where it owns none: tp ranks need tp times the
+memory of the experts. Exit codes: 0 equal, 1 a difference, an edited receipt or a failed run, 2 wrong use.
 """
 
 
@@ -39,9 +40,14 @@ or a failed run, 2 wrong use.
 )
 @list_option("exchange", "auto", "Exchanges.")
 @list_option("placement", "contiguous", "Placements of experts.")
-@list_option("transport", "auto", "Transports.")
+@list_option("transport", "shared", "Transports.")
 @list_option("prefill_chunk", "64", "Most prompt tokens in one step.")
-@list_option("concurrency", "4", "Most requests at once.")
+@click.option(
+    "--concurrency",
+    default=None,
+    metavar="A,B,...",
+    help="Most requests at once, at most one a prompt. [default: 4, or a request a prompt]",
+)
 @list_option("threads", "1", "Compute threads of a rank.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on standard output.")
 @settings_options(LOCAL_SETTINGS)

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby, product
 
+from ...collectives.control_names import NO_CONTROL
 from ...errors import ConfigError
 from ..settings import RULES, Settings, flag_of
 
@@ -16,7 +17,8 @@ ARM_FIELDS = ("tp", "exchange", "placement", "transport", "threads", "prefill_ch
 NO_EXCHANGE = "none"
 """Exchange, placement and transport of an arm with one rank, where nothing travels and everything is owned by it."""
 
-NO_CONTROL = "none"
+AUTO = "auto"
+"""The exchange of an arm that leaves it to the ranks."""
 
 Gang = tuple[int, str, str, str, int, bool, str]
 
@@ -120,6 +122,15 @@ class Axes:
         reference, *others = dict.fromkeys(arm for part in parts for arm in part._product())
         return [replace(reference, adverse=False), *self._by_gang(others)]
 
+    def require_prompts(self, num_prompts: int) -> None:
+        """ConfigError for a concurrency that so few prompts cannot show."""
+        for concurrency in self.concurrency:
+            if concurrency > num_prompts:
+                raise ConfigError(
+                    f"{flag_of('concurrency')} {concurrency} needs at least {concurrency} prompts, there are "
+                    f"{num_prompts}"
+                )
+
     def adverse_arms(self) -> list[Arm]:
         """Every combination, none of them plain."""
         return self._by_gang(dict.fromkeys(self._product()))
@@ -139,6 +150,11 @@ class Axes:
 def gangs_of(arms: Sequence[Arm]) -> list[list[Arm]]:
     """Arms grouped by the gang that serves them, in order."""
     return [list(group) for _, group in groupby(arms, key=lambda arm: arm.gang)]
+
+
+def default_concurrency(values: Sequence[int], num_prompts: int) -> str:
+    """The list of --concurrency where none is given: `values`, as far as the prompts can show them."""
+    return ",".join(str(value) for value in dict.fromkeys(min(value, num_prompts) for value in values))
 
 
 def _values(name: str, text: str) -> tuple[str | int | float | bool, ...]:

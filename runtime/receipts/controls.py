@@ -10,19 +10,18 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from ...collectives.control_names import CONTROLS, FLIPPED_BIT, FLIPPED_SUM, PARTIAL_SUMS, PICK_ORDER, SPOILED_ROWS
 from ...errors import RankMismatch
-from ...ranks.numerics import CONTROLS
-from .arms import NO_CONTROL, Arm
+from .arms import Arm
 from .run import ArmResult, ControlRun
-
-PICK_ORDER = "pick-order"
-FLIPPED_BIT = "flipped-bit"
 
 FEWEST_PICKS = 3
 """Two rows that start from +0.0 add to the same sum in either order."""
 
-NAMED_PLACE = re.compile(r"position \d+, layer \d+")
-"""How a RankMismatch says where ranks parted."""
+NAMED_PLACE = re.compile(r"RankMismatch: .* at step \d+, .*position \d+, layer (\d+): rank \d+ .*; rank (\d+) ")
+"""How a RankMismatch says where ranks parted, and which of them from rank 0."""
+
+LEFT_OUT = "controls: left out by --no-controls"
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,48 +33,70 @@ class ControlPlan:
 
     @classmethod
     def of(cls, arms: Sequence[Arm], top_k: int) -> ControlPlan:
-        """All controls that say something of these arms and of a model that picks `top_k` experts a token."""
+        """All controls that say something of these arms, and of a model that picks `top_k` experts a token.
+
+        `top_k` is 0 for a model without experts.
+        """
         planned = []
         not_run = []
         for control in CONTROLS:
-            if control == NO_CONTROL:
-                continue
             reason = _why_not(control, arms, top_k)
             if reason:
-                not_run.append(f"control {control}: {reason}")
+                not_run.append(f"{not_run_prefix(control)}{reason}")
             else:
-                planned.append(_arm_of(control, arms))
+                planned += _arms_of(control, arms)
         return cls(tuple(planned), tuple(not_run))
 
     @classmethod
     def left_out(cls) -> ControlPlan:
-        return cls((), ("controls: left out by --no-controls",))
+        return cls((), (LEFT_OUT,))
+
+
+def not_run_prefix(control: str) -> str:
+    """How the reason begins why a control was not run."""
+    return f"control {control}: "
 
 
 def _why_not(control: str, arms: Sequence[Arm], top_k: int) -> str:
+    if top_k == 0 and control not in PARTIAL_SUMS:
+        return "this model has no experts"
     if control == PICK_ORDER:
         few = f"this model picks {top_k} experts a token, and so few rows add to the same sum in either order"
         return few if top_k < FEWEST_PICKS else ""
     return "" if any(arm.tp > 1 for arm in arms) else "it needs more than one rank, and no arm has"
 
 
-def _arm_of(control: str, arms: Sequence[Arm]) -> Arm:
+def _arms_of(control: str, arms: Sequence[Arm]) -> list[Arm]:
     """The reference's settings at the fewest ranks above one; its placement and transport are the first of their lists.
 
-    Exchange slots: the controls replace what is done with single rows.
+    What an exchange gathered is spoiled for every exchange of the list. Another order needs none: its rows travel as
+    slots.
     """
     reference = arms[0]
     several = min((arm for arm in arms if arm.tp > 1), key=lambda arm: arm.tp, default=None)
     if several is None:
-        return replace(reference, control=control)
-    return replace(
-        reference,
-        tp=several.tp,
-        exchange="slots",
-        placement=several.placement,
-        transport=several.transport,
-        control=control,
-    )
+        return [replace(reference, adverse=False, control=control)]
+    exchanges = dict.fromkeys(arm.exchange for arm in arms if arm.tp > 1) if control in SPOILED_ROWS else ("slots",)
+    return [
+        replace(
+            reference,
+            tp=several.tp,
+            exchange=exchange,
+            placement=several.placement,
+            transport=several.transport,
+            adverse=False,
+            control=control,
+        )
+        for exchange in exchanges
+    ]
+
+
+def flipped_layer(expert_layers: Sequence[int]) -> int:
+    """The layer in which FLIPPED_BIT flips, -1 for a model without experts.
+
+    A model with a single layer of experts comes to it in its second step.
+    """
+    return ([-1, *expert_layers])[min(FLIPPED_SUM, len(expert_layers))]
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,14 +110,15 @@ class ControlOutcome:
     fault: str
 
     @classmethod
-    def of(cls, reference: ArmResult, run: ControlRun) -> ControlOutcome:
+    def of(cls, reference: ArmResult, run: ControlRun, layer: int) -> ControlOutcome:
+        """`layer`: the one in which FLIPPED_BIT flips."""
         differ: list[int] = []
         same: list[int] = []
         for number, (expected, found) in enumerate(zip(reference.completions, run.completions, strict=False), start=1):
             (same if found.residual_hash == expected.residual_hash else differ).append(number)
         ended = f"{type(run.error).__name__}: {run.error}" if run.error else ""
         if run.arm.control == FLIPPED_BIT:
-            fault = _fault_of_flipped_bit(run, ended)
+            fault = _fault_of_flipped_bit(run, ended, layer)
         else:
             fault = next(_faults(run, same, ended), "")
         return cls(run.arm, tuple(differ), tuple(same), ended, fault)
@@ -109,12 +131,18 @@ class ControlOutcome:
         return f"{'FAULT' if self.fault else 'as it must'}: control {self.arm.control} [{self.arm.name}]: {found}"
 
 
-def _fault_of_flipped_bit(run: ControlRun, ended: str) -> str:
-    expected = f"control {FLIPPED_BIT}: expected the run to end with a RankMismatch that names rank, step, position "
+def _fault_of_flipped_bit(run: ControlRun, ended: str, layer: int) -> str:
+    last = run.arm.tp - 1
+    expected = (
+        f"control {FLIPPED_BIT}: expected the run to end with a RankMismatch that names step, position, layer {layer} "
+        f"and rank {last}, where the bit was flipped"
+    )
     if run.error is None:
-        return f"{expected}and layer, it ran to its end: ranks do not notice that they differ"
-    is_named = isinstance(run.error, RankMismatch) and run.error.step >= 0 and NAMED_PLACE.search(str(run.error))
-    return "" if is_named else f"{expected}and layer, it ended with {ended}"
+        return f"{expected}; it ran to its end: ranks do not notice that they differ"
+    place = NAMED_PLACE.match(ended)
+    is_right = isinstance(run.error, RankMismatch) and run.error.rank == last and run.error.step >= 0
+    is_right = is_right and place is not None and place.groups() == (str(layer), str(last))
+    return "" if is_right else f"{expected}; it ended with {ended}"
 
 
 def _faults(run: ControlRun, same: Sequence[int], ended: str) -> Iterator[str]:

@@ -10,6 +10,9 @@ from typing import Any
 from ...ranks.user_cache import user_cache_dir
 from .file import write_atomically
 
+SHOWN_DIGITS = 12
+"""Of a SHA-256 in a line of text; the file and --json have all of them."""
+
 HASHED_SUFFIXES = (".safetensors", ".json", ".jinja", ".txt", ".model")
 CHUNK_BYTES = 1 << 20
 

@@ -11,15 +11,12 @@ from ...ranks.numerics import NUMERICS_VERSION
 from ..settings import Settings
 from ..tokenizer import Tokenizer
 from .document import ARITHMETIC_ID
-from .hashes import model_files
+from .hashes import SHOWN_DIGITS, model_files
 from .records import Receipt
 
 WEIGHT_SUFFIXES = (".safetensors", ".safetensors.index.json")
 CONFIG_FILES = ("config.json", "generation_config.json")
 TOKENIZER_FILE = "tokenizer.json"
-
-SHOWN_DIGITS = 12
-"""Of a SHA-256 in a line of text; the file and --json have all of them."""
 
 
 @dataclass(frozen=True, slots=True)

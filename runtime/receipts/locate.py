@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from .. import layer_hashes
 from ..sampling import Completion
-
-HASH_BYTES = 8
-"""Of one U64 in Completion.layer_hashes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,12 +26,11 @@ def first_place(mine: Completion, theirs: Completion) -> Place | None:
     layers = num_layers(mine)
     if layers == 0 or layers != num_layers(theirs):
         return None
-    common = min(len(mine.layer_hashes), len(theirs.layer_hashes))
-    for begin in range(0, common, HASH_BYTES):
-        if mine.layer_hashes[begin : begin + HASH_BYTES] != theirs.layer_hashes[begin : begin + HASH_BYTES]:
-            position, layer = divmod(begin // HASH_BYTES, layers)
-            return Place(position, layer, position < len(mine.prompt_token_ids))
-    return None
+    place = layer_hashes.first_difference(mine.layer_hashes, theirs.layer_hashes, layers)
+    if place is None:
+        return None
+    position, layer = place
+    return Place(position, layer, position < len(mine.prompt_token_ids))
 
 
 def num_rows(completion: Completion) -> int:
@@ -42,7 +39,7 @@ def num_rows(completion: Completion) -> int:
 
 
 def num_layers(completion: Completion) -> int:
-    return len(completion.layer_hashes) // (HASH_BYTES * max(1, num_rows(completion)))
+    return layer_hashes.num_layers_of(completion.layer_hashes, num_rows(completion))
 
 
 def first_difference(mine: Sequence[int], theirs: Sequence[int]) -> int | None:

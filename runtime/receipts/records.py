@@ -63,11 +63,21 @@ class AdverseRecord(Record, frozen=True):
 
 
 class WitnessRecord(Record, frozen=True):
-    """Counts of one arm. Lists have an entry a rank; `hazards` are added over the ranks."""
+    """Counts of one arm. Lists have an entry a rank; `hazards` are added over the ranks.
+
+    `exchange`, `transport`, `threads` and `poison` are what the ranks said that they do; ranks that are not alike never
+    run. `calls` are collective calls of all kinds, `delays` the sleeps before them.
+    """
 
     steps: Count
     most_rows: Count
     most_live_requests: Count
+    exchange: str
+    transport: str
+    threads: Count
+    poison: bool
+    calls: tuple[Count, ...]
+    delays: tuple[Count, ...]
     exchanges: tuple[Count, ...]
     bytes_sent: tuple[Count, ...]
     bytes_received: tuple[Count, ...]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from .hashes import SHOWN_DIGITS
 from .run import ArmResult
 from .verdict import Verdict
 
@@ -12,9 +13,6 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 COLUMNS = ("arm", "hash", "equal", "exchanges", "bytes sent per rank", "most rows", "most requests")
-
-
-SHOWN_DIGITS = 12
 
 
 def table_rows(results: Sequence[ArmResult], verdict: Verdict, has_reference: bool = True) -> list[tuple[str, ...]]:

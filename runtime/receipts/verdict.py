@@ -14,6 +14,8 @@ from .locate import Place, first_difference, first_place
 from .run import HASHES, ArmResult
 from .witness import missing_witnesses
 
+NO_POWER = "power: no control was run"
+
 
 @dataclass(frozen=True, slots=True)
 class Difference:
@@ -55,7 +57,7 @@ class Power:
         return [Fault(None, text) for text in texts + (self.hazards.faults() if self.hazards_must_occur else [])]
 
     def not_shown(self) -> list[str]:
-        return ([] if self.controls else ["power: no control was run"]) + self.hazards.not_shown()
+        return ([] if self.controls else [NO_POWER]) + self.hazards.not_shown()
 
     @property
     def summary(self) -> str:

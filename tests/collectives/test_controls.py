@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
 import torch
 from bits import assert_same_bits, bit_patterns
 from collectives.layouts import Slots
-from leafsum.collectives.controls import CONTROLS, FLIPPED_BIT, ControlExchange
+from leafsum.collectives.control_names import CONTROLS, FLIPPED_BIT, NO_CONTROL, OTHER_ORDERS, SPOILED_ROWS
+from leafsum.collectives.controls import ControlExchange
+from leafsum.collectives.exchange import Exchange
 from leafsum.collectives.placement import Placement
 from leafsum.collectives.reference import reference_sum
 from leafsum.collectives.testing import run_ranks
 from leafsum.collectives.transport import Transport
 from leafsum.collectives.tree import CanonicalTree
-from leafsum.ranks import numerics
+from leafsum.ranks.numerics import settings_digest
 from numpy.typing import NDArray
 
 F32 = NDArray[np.float32]
@@ -31,13 +35,13 @@ def drawn() -> tuple[Slots, F32]:
     return Slots(rows, ids, TOP_K), random.random((6, TOP_K), dtype=np.float32)
 
 
-def sums_of_all_ranks(control: str) -> list[list[F32]]:
+def sums_of_all_ranks(control: str, mode: str = "slots", placement: Placement = PLACEMENT) -> list[list[F32]]:
     """The first sums of a run, on every rank."""
     slots, weights = drawn()
-    owners = np.array([*PLACEMENT.owners, -1])
+    owners = np.array([*placement.owners, -1])
 
     def sums_on_rank(transport: Transport) -> list[F32]:
-        exchange = ControlExchange(control, PLACEMENT, transport.rank, transport, TOP_K)
+        exchange = ControlExchange(control, placement, transport.rank, transport, mode, TOP_K)
         own = (owners[slots.ids] == transport.rank)[:, :, None]
         rows = torch.from_numpy(np.where(own, slots.rows, np.float32(np.nan)))
         ids = torch.from_numpy(slots.ids)
@@ -58,13 +62,22 @@ def chain_of(rows: F32, order: NDArray[np.int64]) -> F32:
     return total
 
 
-def test_the_setting_names_these_controls():
-    assert ("none", *CONTROLS) == numerics.CONTROLS
+def test_the_right_sum_is_no_control():
+    assert NO_CONTROL not in CONTROLS
+    assert settings_digest({"control": NO_CONTROL}) == settings_digest({})
 
 
-@pytest.mark.parametrize("control", [control for control in CONTROLS if control != FLIPPED_BIT])
-def test_a_control_is_wrong_alike_on_every_rank_and_for_every_token_in_time(control):
-    first, *others = sums_of_all_ranks(control)
+WRONG_ALIKE = [
+    *((control, "slots", PLACEMENT) for control in OTHER_ORDERS),
+    *((control, "slots", PLACEMENT) for control in SPOILED_ROWS),
+    *((control, "nodes", PLACEMENT) for control in SPOILED_ROWS),
+    *((control, "nodes", Placement.strided(TREE, NUM_RANKS)) for control in SPOILED_ROWS),
+]
+
+
+@pytest.mark.parametrize(("control", "mode", "placement"), WRONG_ALIKE)
+def test_a_control_is_wrong_alike_on_every_rank_and_for_every_token_in_time(control, mode, placement):
+    first, *others = sums_of_all_ranks(control, mode, placement)
     for other in others:
         for mine, theirs in zip(first, other, strict=True):
             assert_same_bits(theirs, mine)
@@ -89,17 +102,75 @@ def test_rank_chain_is_a_chain_over_the_ranks_partial_sums():
 
 
 @pytest.mark.parametrize(("control", "factor"), [("dropped-row", 0), ("doubled-row", 2)])
-def test_one_exchanged_row_is_lost_or_added_twice(control, factor):
+def test_rows_of_tokens_are_lost_or_added_twice(control, factor):
+    """Every token's sum is one with some of its rows lost or doubled, and in most sums it has such a row."""
     slots, _ = drawn()
-    sums, *_ = sums_of_all_ranks(control)
-    rows = slots.rows.copy()
-    rows[1, 1] *= np.float32(factor)  # of the first sum of a run
-    assert_same_bits(sums[0], reference_sum(rows, slots.ids, TREE))
-    assert (bit_patterns(sums[0])[1] != bit_patterns(canonical())[1]).any()
+    possible = [sums_with_rows_times(slots, row, np.float32(factor)) for row in range(len(slots.ids))]
+    spoiled = []
+    for found in sums_of_all_ranks(control)[0]:
+        spoiled.append([possible[row].get(found[row].tobytes()) for row in range(len(found))])
+    assert all(num is not None for each in spoiled for num in each)
+    assert np.mean([num > 0 for each in spoiled for num in each]) > 0.5
 
 
-def test_one_bit_of_one_element_is_flipped_once_on_the_last_rank():
-    *others, last = sums_of_all_ranks(FLIPPED_BIT)
+def sums_with_rows_times(slots: Slots, row: int, factor: np.float32) -> dict[bytes, int]:
+    """The sum of one token for up to three spoiled slots, and how many are."""
+    found = {}
+    for num_spoiled in (3, 2, 1, 0):
+        for spoiled in itertools.combinations(range(TOP_K), num_spoiled):
+            rows = slots.rows[row : row + 1].copy()
+            rows[0, list(spoiled)] *= factor
+            found[reference_sum(rows, slots.ids[row : row + 1], TREE)[0].tobytes()] = num_spoiled
+    return found
+
+
+@pytest.mark.parametrize(("control", "factor"), [("dropped-row", 0), ("doubled-row", 2)])
+def test_exchanged_nodes_are_lost_or_added_twice(control, factor, monkeypatch):
+    """What ranks gather is what they gather in mode nodes, but for about a row a token, other ones in every sum."""
+    gathered: list[list[F32]] = []
+    gather = Exchange._gather
+
+    def gather_and_keep(self: Exchange, part: F32, counts: list[int]) -> list[F32]:
+        parts = gather(self, part, counts)
+        if self.rank == 0:
+            gathered.append([each.copy() for each in parts])
+        return parts
+
+    monkeypatch.setattr(Exchange, "_gather", gather_and_keep)
+    spoiled: list[list[F32]] = []
+    control_gather = ControlExchange._gather
+
+    def gather_spoiled(self: ControlExchange, part: F32, counts: list[int]) -> list[F32]:
+        parts = control_gather(self, part, counts)
+        if self.rank == 0:
+            spoiled.append(parts)
+        return parts
+
+    monkeypatch.setattr(ControlExchange, "_gather", gather_spoiled)
+    sums_of_all_ranks(control, "nodes")
+    places = set()
+    num_cover = sum(len(PLACEMENT.cover(rank)) for rank in range(NUM_RANKS))
+    for whole, wrong in zip(gathered, spoiled, strict=True):
+        before, after = np.concatenate(whole), np.concatenate(wrong)
+        assert len(before) >= 6 * num_cover
+        wrong_places = np.unique(np.argwhere(bit_patterns(before) != bit_patterns(after))[:, 0])
+        assert 6 <= len(wrong_places) <= 12
+        assert_same_bits(after[wrong_places], before[wrong_places] * np.float32(factor))
+        places.update(wrong_places.tolist())
+    assert len(places) > len(before) / 2
+
+
+@pytest.mark.parametrize(("control", "mode"), [*((each, "slots") for each in OTHER_ORDERS), ("dropped-row", "nodes")])
+def test_what_travels_is_said_as_it_is(control, mode):
+    def mode_on_rank(transport: Transport) -> str:
+        return ControlExchange(control, PLACEMENT, transport.rank, transport, "nodes", TOP_K).mode
+
+    assert run_ranks(NUM_RANKS, mode_on_rank) == [mode] * NUM_RANKS
+
+
+@pytest.mark.parametrize("mode", ["slots", "nodes"])
+def test_one_bit_of_one_element_is_flipped_once_on_the_last_rank(mode):
+    *others, last = sums_of_all_ranks(FLIPPED_BIT, mode)
     for sums in others:
         for each in sums:
             assert_same_bits(each, canonical())
@@ -109,4 +180,6 @@ def test_one_bit_of_one_element_is_flipped_once_on_the_last_rank():
 
 def test_an_unknown_control_is_refused():
     with pytest.raises(ValueError, match=r"expected a control of pick-order, .*, found 'chain'"):
-        run_ranks(1, lambda transport: ControlExchange("chain", Placement.contiguous(TREE, 1), 0, transport, 8))
+        run_ranks(
+            1, lambda transport: ControlExchange("chain", Placement.contiguous(TREE, 1), 0, transport, "slots", 8)
+        )

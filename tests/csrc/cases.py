@@ -106,8 +106,8 @@ def tree() -> bytes:
     )
     slot_rows, given = values(70, num_rows, num_slots, hidden), values(71, num_rows, 2, hidden)
     wanted = ids(1, 2, 3, 7, 8, 13)
-    nothing = _C.tree_nodes(slot_rows, chosen, num_ids, 8, ids(), values(0, num_rows, 0, hidden), wanted)
-    return nothing.tobytes() + _C.tree_nodes(slot_rows, chosen, num_ids, 8, ids(5, 8), given, wanted).tobytes()
+    nothing = _C.tree_nodes(slot_rows, chosen, num_ids, 8, True, ids(), values(0, num_rows, 0, hidden), wanted)
+    return nothing.tobytes() + _C.tree_nodes(slot_rows, chosen, num_ids, 8, True, ids(5, 8), given, wanted).tobytes()
 
 
 CASES: dict[str, Callable[[], bytes]] = {"rows": rows, "functions": functions, "tree": tree}

@@ -89,6 +89,19 @@ def test_head_widths_and_page_sizes(dtype: str, head_dim: int, page_size: int) -
     )
 
 
+@pytest.mark.parametrize(
+    ("page_size", "head_dim", "dtype"), [(16, 32, "bfloat16"), (24, 16, "float16"), (64, 20, "float32")]
+)
+def test_many_queries_of_one_key_head(page_size: int, head_dim: int, dtype: str) -> None:
+    """A prompt: more queries than a tile has, most of them with keys of their own number; pages that are read where
+    they lie, pages that sixteen keys cross, and heads that are no whole blocks of columns."""
+    num_rows, num_keys = 17, 70
+    pages = filled_pages(num_keys, 2, head_dim, page_size, dtype, "plain")
+    q, slots = numbers("q", (num_rows, 3, head_dim)), np.zeros(num_rows, dtype=np.int32)
+    seen = np.arange(num_keys - num_rows + 1, num_keys + 1, dtype=np.int32)
+    assert_attends_as_oracle(q, pages, slots, seen, np.array([1, 1, 1], dtype=np.int32), dtype)
+
+
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_scores_that_rise_and_fall_by_large_steps(dtype: str) -> None:
     """Maxima move in both directions between blocks and segments, so every rescaling is used, also to zero."""

@@ -43,7 +43,7 @@ def experts(x: F32, slot_weights: F32, slot_ids: I32, experts: list[Expert], dty
 
 def tree(slot_rows: F32, slot_ids: I32, num_ids: int) -> F32:
     no_nodes, no_rows = np.zeros(0, dtype=np.int32), np.zeros((len(slot_rows), 0, slot_rows.shape[2]), dtype=np.float32)
-    return _C.tree_nodes(slot_rows, slot_ids, num_ids, 8, no_nodes, no_rows, np.array([1], dtype=np.int32))[:, 0]
+    return _C.tree_nodes(slot_rows, slot_ids, num_ids, 8, True, no_nodes, no_rows, np.array([1], dtype=np.int32))[:, 0]
 
 
 KERNELS: dict[str, Callable[..., Any]] = {

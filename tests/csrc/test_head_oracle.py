@@ -42,6 +42,17 @@ def test_infinities_and_a_row_of_nan() -> None:
     assert_chooses_as_oracle(logits)
 
 
+@pytest.mark.parametrize("place", [0, 63, 64, 130])
+def test_one_number_among_nan(place: int) -> None:
+    logits = np.full((2, 131), np.nan, dtype=np.float32)
+    logits[0, place] = -np.inf
+    logits[1, place:] = np.float32(-1e-45)
+    for _ in machines():
+        values, ids = _C.argmax(logits)
+        assert ids.tolist() == [place, place]
+        assert_same_bits(values, logits[[0, 1], place])
+
+
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("width", [1, 16, 41])
 def test_nonfinite_rows(kind: str, width: int) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from bits import assert_same_bits
+from bits import assert_same_bits, bit_patterns
 from leafsum import _C
 from machines import machines
 from oracle.inputs import KINDS, numbers, weights
@@ -62,6 +62,32 @@ def test_row_split_leaves(kind: str, dtype: str, num_leaves: int, leaf_k: int) -
     expected, packed = row_split_leaves(x, weight, dtype, leaf_k), pack(weight)
     for _ in machines():
         assert_same_bits(_C.linear_leaves(x, packed, dtype, 18, leaf_k), expected, any_nan=True)
+
+
+TILE_BORDERS = (2, 3, 4, 5, 6, 7, 8, 9, 11, 12, 13, 18, 19, 25)
+PIECE_BORDERS = ((13, 128, 16), (19, 129, 65), (19, 257, 129), (25, 384, 17), (97, 130, 128))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_borders_of_row_tiles(dtype: str) -> None:
+    """Rows as tiles of every size take them, over columns that no tile divides."""
+    x, weight = numbers("x", (max(TILE_BORDERS), 37), "mixed"), weights("weight", (150, 37), dtype, "mixed")
+    expected, packed = wide(x, weight, dtype), pack(weight)
+    for name in machines():
+        for num_rows in TILE_BORDERS:
+            found = _C.linear(x[:num_rows], packed, dtype, 150, 0, None)
+            assert np.array_equal(bit_patterns(found), bit_patterns(expected[:num_rows])), f"{num_rows} rows, {name}"
+
+
+@pytest.mark.parametrize("leaf_k", [0, 100])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("num_rows", "num_k", "num_columns"), PIECE_BORDERS)
+def test_borders_of_pieces_of_k(dtype: str, leaf_k: int, num_rows: int, num_k: int, num_columns: int) -> None:
+    """Many rows go through K in pieces, of 128 or 256 steps, and a task has 96 rows and 128 columns."""
+    x, weight = numbers("x", (num_rows, num_k), "mixed"), weights("weight", (num_columns, num_k), dtype, "mixed")
+    expected, packed = narrow_linear(x, weight, dtype, leaf_k=leaf_k or num_k), pack(weight)
+    for _ in machines():
+        assert_same_bits(_C.linear(x, packed, dtype, num_columns, leaf_k, None), expected)
 
 
 def test_the_order_along_k_shows() -> None:

@@ -84,7 +84,7 @@ class KernelModel(Qwen3Moe):
 def root(slot_rows: F32, slot_ids: np.ndarray, num_ids: int, ids_per_leaf: int) -> F32:
     none, no_rows = np.zeros(0, dtype=np.int32), np.zeros((len(slot_rows), 0, slot_rows.shape[2]), dtype=np.float32)
     wanted = np.array([1], dtype=np.int32)
-    nodes = _C.tree_nodes(slot_rows, slot_ids, num_ids, ids_per_leaf, none, no_rows, wanted)
+    nodes = _C.tree_nodes(slot_rows, slot_ids, num_ids, ids_per_leaf, True, none, no_rows, wanted)
     return np.ascontiguousarray(nodes[:, 0])
 
 

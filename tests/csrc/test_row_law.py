@@ -210,7 +210,7 @@ def test_tree_nodes(rows: list[int], kind: str, num_threads: int, ids_per_leaf: 
     wanted = np.array([1, 2, 4], dtype=np.int32)
 
     def op(chosen: Rows) -> Results:
-        arguments = slot_rows[chosen], ids[chosen], 30, ids_per_leaf, given_nodes, given_rows[chosen]
+        arguments = slot_rows[chosen], ids[chosen], 30, ids_per_leaf, True, given_nodes, given_rows[chosen]
         return [_C.tree_nodes(*arguments, wanted)]
 
     assert_row_law(op, rows, num_threads)

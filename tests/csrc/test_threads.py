@@ -15,10 +15,12 @@ from leafsum import _C
 
 @pytest.fixture(autouse=True)
 def restored() -> Iterator[None]:
-    before = _C.num_threads(), _C.instruction_set()
+    before = _C.num_threads(), _C.instruction_set(), _C.min_work()
+    _C.set_min_work(0)
     yield
     _C.set_num_threads(before[0])
     _C.set_instruction_set(before[1])
+    _C.set_min_work(before[2])
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -45,6 +47,34 @@ def test_several_callers_at_once() -> None:
     for caller in callers:
         caller.join(60)
     assert found == {index: expected[cases[index % len(cases)]] for index in range(8)}
+
+
+def test_many_small_jobs_in_a_row() -> None:
+    """A job ends without the workers that came too late for it, and those find the next one."""
+    x, weight = values(1, 3, 40), packed(2, 700, 40, "bfloat16")
+    expected = _C.linear(x, weight, "bfloat16", 700, 0, None).tobytes()
+    _C.set_num_threads(6)
+    for _ in range(3000):
+        assert _C.linear(x, weight, "bfloat16", 700, 0, None).tobytes() == expected
+    assert _C.subnormals_kept(), "asked of every thread"
+
+
+def test_small_jobs_wake_nobody() -> None:
+    program = """
+        import os
+        import numpy as np
+        from leafsum import _C
+
+        def num_threads_after(x):
+            _C.exp(x)
+            return len(os.listdir("/proc/self/task"))
+
+        _C.set_num_threads(3)
+        before = num_threads_after(np.zeros(10_000, np.float32))
+        assert before == len(os.listdir("/proc/self/task")), "10 us of work are not worth a thread"
+        assert num_threads_after(np.zeros(1_000_000, np.float32)) == before + 2
+    """
+    subprocess.run([sys.executable, "-c", textwrap.dedent(program)], check=True, timeout=60)
 
 
 def test_idle_threads_use_no_cpu() -> None:

@@ -45,7 +45,7 @@ def test_every_node(kind: str, ids_per_leaf: int, num_ids: int) -> None:
     wanted = all_nodes(num_ids, ids_per_leaf)
     expected = oracle_nodes(rows, ids, num_ids, ids_per_leaf, wanted)
     for _ in machines():
-        actual = _C.tree_nodes(rows, ids, num_ids, ids_per_leaf, NO_NODES, no_rows(4), wanted)
+        actual = _C.tree_nodes(rows, ids, num_ids, ids_per_leaf, True, NO_NODES, no_rows(4), wanted)
         assert_same_bits(actual, expected, any_nan=kind == "special")
 
 
@@ -54,7 +54,7 @@ def test_every_id_chosen(ids_per_leaf: int) -> None:
     num_ids = 21
     ids = chosen_ids(2, num_ids, num_ids + 1)
     rows = numbers("rows", (*ids.shape, HIDDEN), "mixed")
-    actual = _C.tree_nodes(rows, ids, num_ids, ids_per_leaf, NO_NODES, no_rows(2), np.array([1], dtype=np.int32))
+    actual = _C.tree_nodes(rows, ids, num_ids, ids_per_leaf, True, NO_NODES, no_rows(2), np.array([1], dtype=np.int32))
     assert_same_bits(actual[:, 0], tree_sum(rows, ids, num_ids, ids_per_leaf))
 
 
@@ -68,7 +68,7 @@ def test_rows_of_negative_ids_are_never_read() -> None:
     expected = oracle_nodes(rows, ids, 30, 8, wanted)
     assert np.isfinite(expected).all()
     for _ in machines():
-        assert_same_bits(_C.tree_nodes(rows, ids, 30, 8, NO_NODES, no_rows(6), wanted), expected)
+        assert_same_bits(_C.tree_nodes(rows, ids, 30, 8, True, NO_NODES, no_rows(6), wanted), expected)
 
 
 @pytest.mark.parametrize("ids_per_leaf", [1, 8])
@@ -87,7 +87,7 @@ def test_given_nodes_stand_for_their_slots(ids_per_leaf: int, given: tuple[int, 
     wanted = np.array([1, *given], dtype=np.int32)
     expected = oracle_nodes(rows, ids, num_ids, ids_per_leaf, wanted)
     for _ in machines():
-        actual = _C.tree_nodes(unread, ids, num_ids, ids_per_leaf, given_nodes, given_rows, wanted)
+        actual = _C.tree_nodes(unread, ids, num_ids, ids_per_leaf, True, given_nodes, given_rows, wanted)
         assert_same_bits(actual, expected)
 
 
@@ -103,7 +103,7 @@ def test_a_given_value_is_taken_as_it_is() -> None:
     given_rows = numbers("given", (2, 1, HIDDEN))
     nothing = np.zeros((2, 0, HIDDEN), dtype=np.float32), np.zeros((2, 0), dtype=np.int32)
     wanted = np.array([1, 2, 3], dtype=np.int32)
-    actual = _C.tree_nodes(*nothing, 16, 8, np.array([2], dtype=np.int32), given_rows, wanted)
+    actual = _C.tree_nodes(*nothing, 16, 8, True, np.array([2], dtype=np.int32), given_rows, wanted)
     assert_same_bits(actual[:, 0], given_rows[:, 0])
     assert_same_bits(actual[:, 1], given_rows[:, 0])
     assert_same_bits(actual[:, 2], np.zeros((2, HIDDEN), dtype=np.float32))
@@ -112,5 +112,5 @@ def test_a_given_value_is_taken_as_it_is() -> None:
 def test_sums_start_at_plus_zero() -> None:
     ids = np.array([[3, 20]], dtype=np.int32)
     rows = np.full((1, 2, HIDDEN), -0.0, dtype=np.float32)
-    actual = _C.tree_nodes(rows, ids, 32, 8, NO_NODES, no_rows(1), all_nodes(32, 8))
+    actual = _C.tree_nodes(rows, ids, 32, 8, True, NO_NODES, no_rows(1), all_nodes(32, 8))
     assert_same_bits(actual, np.zeros_like(actual))

@@ -19,7 +19,7 @@ TORCH_FREE_RANKS = (
     "checkpoint", "control", "json_fields", "json_lines", "messages", "numerics", "rope", "sizes", "spec", "tiny",
     "user_cache",
 )  # fmt: skip
-TORCH_FREE_COLLECTIVES = ("placement", "tree")
+TORCH_FREE_COLLECTIVES = ("control_names", "placement", "tree")
 
 MODULE_OF = {"pyzmq": "zmq"}
 """The module of a package that is named otherwise."""

@@ -15,7 +15,8 @@ ARMS = ("--tp", "1,2", "--exchange", "slots,nodes", "--placement", "contiguous,s
 NUM_GANGS = 1 + 1 + 4
 """The reference, all else at tp 1, and exchange x placement at tp 2."""
 
-NUM_CONTROLS = 6
+NUM_CONTROLS = 6 + 2
+"""One of each, and the two that spoil a row once more, for the second exchange."""
 
 
 def install(monkeypatch: pytest.MonkeyPatch, model_dir: Path) -> fake_pool.Script:

@@ -85,6 +85,9 @@ class FakeRank:
             model_digest=MODEL_DIGEST,
             settings_digest=Settings().digest(),
             exchange="nodes",
+            transport="shared",
+            num_threads=1,
+            poison=False,
             versions={"torch": "2"},
         )
         return changed(ready, **changes)

@@ -1,5 +1,6 @@
 """The suites of the benchmark, for real and as small as can be. No speed is asserted."""
 
+import re
 import subprocess
 import sys
 from contextlib import ExitStack
@@ -8,7 +9,7 @@ from importlib.util import find_spec
 
 import pytest
 from leafsum import SamplingParams, WorkerPool
-from leafsum.errors import LeafsumError
+from leafsum.errors import DeadlineExceeded, LeafsumError
 from leafsum.ranks.checkpoint import Checkpoint
 from leafsum.ranks.sizes import expected_tensors
 from leafsum.ranks.spec import load_spec
@@ -19,6 +20,7 @@ from leafsum.runtime.bench.model import CONFIG, write_model
 from leafsum.runtime.bench.options import BenchOptions, Shape
 from leafsum.runtime.bench.results import Results
 from leafsum.runtime.bench.rounds import Rounds
+from leafsum.runtime.sampling import Completion
 from leafsum.runtime.settings import Settings
 from processes import all_gone, wait_until
 
@@ -69,16 +71,18 @@ def test_kernels_at_the_rows_of_the_aim(options):
 
 
 def test_decode_and_prompt_take_turns_on_the_same_pools(options):
-    results = measure(generation, ["decode", "prompt"], options)
+    results = measure(generation, ["decode", "prompt"], replace(options, new_tokens=64))
     assert [(series.suite, series.variant, series.figure) for series in results.series] == [
         ("decode", "leafsum, tp 1, 1 thread a rank", "tokens/s"),
         ("decode", "leafsum, tp 2, 1 thread a rank", "tokens/s"),
-        ("decode", "leafsum, tp 2, 1 thread a rank", "% waiting"),
+        ("decode", "leafsum, tp 2, 1 thread a rank", "% in transport calls"),
+        ("decode", "leafsum, tp 2, 1 thread a rank", "% in exchanges"),
         ("prompt", "leafsum, tp 1, 1 thread a rank", "tokens/s"),
         ("prompt", "leafsum, tp 2, 1 thread a rank", "tokens/s"),
     ]
-    assert set(results.values) == {"waiting"}
-    assert results.values["waiting"] < 100
+    assert set(results.values) == {"exchange"}
+    calls, exchanges = (series.median for series in results.series[2:4])
+    assert calls < exchanges == results.values["exchange"] < 100
 
 
 def test_ratios_are_to_the_better_transformers(options, monkeypatch):
@@ -144,15 +148,54 @@ time.sleep(120)
     wait_until(lambda: all_gone(others), "the other ranks are gone")
 
 
-def test_startup_is_timed_to_the_first_line_and_to_the_end():
-    (to_line,) = startup.timed_to_first_line(["leafsum.runtime.bench.first_token"])().values()
-    (to_end,) = startup.timed_to_end(["leafsum", "--help"])().values()
-    assert min(to_line, to_end) > 0
+class FailingPool:
+    settings = Settings()
+
+    def generate(self, *_args, **_fields):
+        return [Completion("x", (1,), (), "", "failed", "", None, "", 1, error="not finite from layer 0 on")]
 
 
-def test_a_program_that_fails_fails_the_suite():
+def test_a_request_that_fails_alone_fails_the_suite():
+    text = "the request that is measured failed at tp 1: not finite from layer 0 on"
+    with pytest.raises(LeafsumError, match=text):
+        generation._decode(FailingPool(), [1], 4)
+    with pytest.raises(LeafsumError, match=text):
+        generation._token_times_s(FailingPool(), [1], 1)
+
+
+@pytest.fixture
+def program(tmp_path, monkeypatch):
+    """Writes a module of that code, and says how to run it."""
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+
+    def write(code):
+        (tmp_path / "some_program.py").write_text(code)
+        return ["some_program"]
+
+    return write
+
+
+def test_startup_is_timed_to_a_text_and_to_the_end(program, monkeypatch):
+    clock = iter(range(100))
+    monkeypatch.setattr(startup.time, "perf_counter", lambda: next(clock))
+    written = program("import sys, time\nfor word in ('a', 'b', 'c'): print(word, flush=True)\n")
+    assert startup.timed(written)() == {"s": 1}
+    assert startup.timed(written, re.compile(b"^b$", re.MULTILINE))() == {"s": 1}
+    assert next(clock) == 5, "the text was timed when it came, once"
+
+
+@pytest.mark.parametrize("code", ["time.sleep(600)", "os.close(1); os.close(2); time.sleep(600)"])
+def test_a_program_that_does_not_end_fails_the_suite_and_is_killed(program, code):
+    text = "expected the end of `python -m some_program` within 0.3 s, found it running; it was killed"
+    with pytest.raises(DeadlineExceeded, match=text):
+        startup.timed(program(f"import os, time\n{code}\n"), timeout_s=0.3)()
+
+
+def test_a_program_that_fails_or_says_something_else_fails_the_suite(program):
     with pytest.raises(LeafsumError, match=r"(?s)`python -m leafsum no-such` to succeed, found exit code 2: .*No such"):
-        startup.timed_to_end(["leafsum", "no-such"])()
+        startup.timed(["leafsum", "no-such"])()
+    with pytest.raises(LeafsumError, match=r"some_program` to write 'b', and to succeed, found exit code 0: a"):
+        startup.timed(program("print('a')"), re.compile(b"b"))()
 
 
 def test_a_helper_that_ends_is_quoted(tmp_path, monkeypatch):

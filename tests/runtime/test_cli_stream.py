@@ -6,7 +6,8 @@ import shutil
 import fake_pool
 import pytest
 from leafsum.ranks.tiny import ensure_tiny
-from leafsum.runtime.commands import generate
+from leafsum.runtime.bench.startup import FIRST_TEXT
+from leafsum.runtime.commands import demo, generate, stream_text
 from leafsum.runtime.commands.main import run
 
 GENERATE = ("generate", "--model", "tiny", "--prompt", "Once", "--max-tokens", "4")
@@ -28,11 +29,44 @@ def test_the_streamed_text_is_the_text(capfd):
 @pytest.mark.usefixtures("script")
 def test_text_is_flushed_piece_by_piece(monkeypatch):
     written = []
-    monkeypatch.setattr(generate, "write", written.append)
-    monkeypatch.setattr(generate, "flush_output", lambda: written.append("flush"))
+    monkeypatch.setattr(stream_text, "write", written.append)
+    monkeypatch.setattr(stream_text, "flush_output", lambda: written.append("flush"))
     assert run([*GENERATE, "--stream"]) == 0
     assert written[1::2] == ["flush"] * 5
     assert [len(piece) for piece in written[::2]] == [1, 1, 1, 1, 0]
+
+
+def test_the_demonstration_shows_the_first_text_as_it_comes(script, capfd, monkeypatch):
+    """Every piece is in the pipe before the next, the heading with the first; the second pool starts after all that."""
+    told = []
+    real_flush = stream_text.flush_output
+
+    def flush():
+        real_flush()
+        told.append((capfd.readouterr().out, script.opened))
+
+    monkeypatch.setattr(stream_text, "flush_output", flush)
+    monkeypatch.setattr(demo, "flush_output", flush)
+    assert run(["demo"]) == 0
+    first, second = told[0], told[1]
+    assert first[0].startswith(f"prompt: {demo.PROMPT}\ntp 1: text         ")
+    assert FIRST_TEXT.search(first[0].encode())
+    assert len(first[0].splitlines()[1]) == len("tp 1: text         ") + 1
+    assert not FIRST_TEXT.search(first[0][:-1].encode())
+    assert (len(second[0]), second[1]) == (1, 1)
+    of_first, of_second = ("".join(out for out, opened in told if opened == number) for number in (1, 2))
+    assert of_first.count("\n") == 3
+    assert of_second.splitlines() == [line.replace("tp 1", "tp 2") for line in of_first.splitlines()[1:]]
+
+
+def test_a_demonstration_that_fails_in_its_text_ends_the_line(script, capfd):
+    failed = {"finish_reason": "failed", "error": "not finite"}
+    script.spoil = lambda _settings, _index, completion: fake_pool.replace(completion, **failed)
+    assert run(["demo"]) == 1
+    out, err = capfd.readouterr()
+    assert out.count("\n") == 2
+    assert out.endswith("\n")
+    assert err.endswith("prompt 1: not finite\n")
 
 
 def test_without_a_tokenizer_ids_are_streamed(script, capfd):
@@ -83,7 +117,7 @@ def test_an_interrupt_between_pieces_ends_the_line(script, capfd, monkeypatch):
         except StopIteration:
             raise KeyboardInterrupt from None
 
-    monkeypatch.setattr(generate, "write", write_or_interrupt)
+    monkeypatch.setattr(stream_text, "write", write_or_interrupt)
     monkeypatch.setattr("signal.signal", lambda *_: None)  # a second Ctrl-C would be ignored, here and in later tests
     assert run([*GENERATE, "--stream"]) == 130
     assert capfd.readouterr() == ("ab\n", "\nleafsum: interrupted\n")

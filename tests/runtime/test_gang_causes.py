@@ -221,6 +221,9 @@ def test_an_interpreter_of_another_version_is_refused(make_run):
         ("model digest", {"model_digest": "6" * 64}),
         ("settings digest", {"settings_digest": "6" * 64}),
         ("exchange", {"exchange": "slots"}),
+        ("transport", {"transport": "gloo"}),
+        ("number of threads", {"num_threads": 2}),
+        ("poison", {"poison": True}),
         ("versions", {"versions": {"torch": "3"}}),
     ],
 )

@@ -1,5 +1,6 @@
 """Whatever ends the line to the coordinator reaches every call, with the same words. The test plays the coordinator."""
 
+import gc
 import os
 import signal
 import time
@@ -10,7 +11,7 @@ from leafsum.errors import DeadlineExceeded, PoolClosed, ProtocolError, RankErro
 from leafsum.runtime import conversation as conversation_module
 from leafsum.runtime import line as line_module
 from leafsum.runtime.messages import Cancel, Fatal
-from processes import all_gone, wait_until
+from processes import all_gone, state_of, wait_until
 from runtime.fake_coordinator import WAIT_S, Caller, FakeCoordinator, ask
 
 FATAL = Fatal(kind="RankError", text="rank 1 says why", rank=1, step=3)
@@ -138,6 +139,30 @@ def test_closing_a_stream_wakes_the_thread_that_reads_it(coordinator):
     caller = Caller(lambda: list(stream))
     stream.close()
     assert caller.outcome() == []
+
+
+@pytest.mark.parametrize("ended_before", [False, True])
+def test_a_pool_that_is_dropped_leaves_no_process_and_no_descriptor(monkeypatch, ended_before):
+    """Also where the coordinator ended the conversation and nobody heard of it."""
+    gc.collect()
+    descriptors = open_descriptors()
+    with monkeypatch.context() as patch:  # it would hold the coordinator
+        coordinator = FakeCoordinator(patch)
+    pid = coordinator.child.pid
+    if ended_before:
+        line = coordinator.conversation.require_open()[1]
+        coordinator.say(FATAL)
+        wait_until(lambda: line.end is not None, "the end of the line")
+        del line
+    coordinator._context.destroy(linger=0)
+    del coordinator
+    gc.collect()
+    wait_until(lambda: state_of(pid) == "", "the coordinator is gone, and was waited for")
+    wait_until(lambda: open_descriptors() == descriptors, "all descriptors are closed")
+
+
+def open_descriptors() -> list[str]:
+    return sorted(os.listdir("/proc/self/fd"))
 
 
 def test_what_is_no_message_ends_the_run(coordinator):

@@ -76,7 +76,7 @@ def test_one_wrong_token_is_named_with_arm_prompt_and_position(script, capfd):
     exit_code, found, err = receipt(capfd)
     assert (exit_code, found["equal"]) == (1, False)
     assert (
-        "arm [tp 2 nodes strided transport auto threads 1 chunk whole concurrency 4], prompt 6: expected the bits of "
+        "arm [tp 2 nodes strided transport shared threads 1 chunk whole concurrency 4], prompt 6: expected the bits of "
         "arm [tp 1" in err
     )
     assert re.search(r"differs first at token 3: expected id \d+, found id 7", err)
@@ -172,7 +172,7 @@ def test_the_table_is_plain_in_a_pipe(capfd, tmp_path):
     assert len(controls) == NUM_CONTROLS
     assert all(line.startswith("as it must: control ") for line in controls)
     assert lines[-2].startswith("7 arms, 1 prompts, settings ")
-    assert lines[-2].endswith("all equal; 6 of 6 controls did as they must")
+    assert lines[-2].endswith(f"all equal; {NUM_CONTROLS} of {NUM_CONTROLS} controls did as they must")
     assert lines[-1] == f"receipt: {out_file}"
     assert json.loads(out_file.read_text())["equal"] is True
 
@@ -185,15 +185,37 @@ def test_the_table_marks_the_arm_that_differs(script, capfd):
     assert not any("DIFFERS" in line for line in lines if line.startswith("tp 1"))
 
 
-WITNESS = Witness(9, 64, 4, (RankWitness(0, 100, 1, 1, 1, {}), RankWitness(1, 101, 1, 1, 1, {})))
-ARM = Arm(tp=2, exchange="slots", placement="strided", transport="auto", threads=1, prefill_chunk=64, concurrency=4)
+def rank(number, **changed):
+    """What a rank does in a plain arm as ARM."""
+    found = RankWitness(
+        rank=number,
+        pid=100 + number,
+        exchanges=1,
+        bytes_sent=1,
+        bytes_received=1,
+        transport={"all_gather": 60, "barrier": 4},
+        exchange_mode="slots",
+        transport_name="shared",
+        num_threads=1,
+        poison=False,
+    )
+    return replace(found, **changed)
+
+
+def ranks(**changed):
+    return {"ranks": (rank(0, **changed), rank(1, **changed))}
+
+
+WITNESS = Witness(9, 64, 4, (rank(0), rank(1)))
+ARM = Arm(tp=2, exchange="slots", placement="strided", transport="shared", threads=1, prefill_chunk=64, concurrency=4)
 
 
 @pytest.mark.parametrize(
     ("arm", "witness", "text"),
     [
         ({}, {}, None),
-        ({"concurrency": 9}, {"most_live_requests": 5, "most_rows": 70}, None),
+        ({"concurrency": 9}, {"most_live_requests": 5}, "expected 9 requests at once, found 5"),
+        ({"concurrency": 5}, {"most_live_requests": 5, "most_rows": 70}, None),
         ({"concurrency": 1}, {"most_live_requests": 1}, None),
         ({"prefill_chunk": 0}, {"most_rows": 207}, None),
         ({}, {"steps": 0}, "expected at least one step"),
@@ -206,17 +228,79 @@ ARM = Arm(tp=2, exchange="slots", placement="strided", transport="auto", threads
         ),
         ({"concurrency": 2}, {}, "expected 2 requests at once, found 4"),
         ({"tp": 3}, {}, r"expected 3 rank processes, found 2 with pids \[100, 101\]"),
-        ({}, {"ranks": (RankWitness(0, 7, 1, 1, 1, {}), RankWitness(1, 7, 1, 1, 1, {}))}, "expected 2 rank processes"),
-        (
-            {},
-            {"ranks": (RankWitness(0, 7, 1, 0, 1, {}), RankWitness(1, 8, 1, 1, 1, {}))},
-            "rank 0: .* found 1 exchanges, 0 bytes",
-        ),
+        ({}, ranks(pid=7), "expected 2 rank processes"),
+        ({}, {"ranks": (rank(0, bytes_sent=0), rank(1))}, "rank 0: .* found 1 exchanges, 0 bytes"),
+        ({}, {"ranks": (rank(0), rank(1, exchange_mode="nodes"))}, "rank 1: expected exchange slots, found nodes"),
+        ({"exchange": "auto"}, ranks(exchange_mode="nodes"), None),
+        ({}, ranks(transport_name="gloo"), "rank 0: expected transport shared, found gloo"),
+        ({"threads": 2}, {}, "rank 0: expected 2 threads, found 1"),
+        ({"threads": 0}, ranks(num_threads=3), None),
+        ({}, ranks(poison=True), "rank 0: expected no poison, found some"),
+        ({}, ranks(num_delays=1), "expected no delays, found 2"),
+        ({"adverse": True}, ranks(num_delays=1), "rank 0: expected poison, found none"),
+        ({"adverse": True}, ranks(poison=True), "expected random delays, found none before 128 collective calls"),
+        ({"adverse": True}, ranks(poison=True, transport={"all_gather": 63}), None),
+        ({"adverse": True}, ranks(poison=True, num_delays=1), None),
     ],
 )
 def test_what_an_arm_must_have_been_seen_to_do(arm, witness, text):
     found = missing_witnesses(replace(ARM, **arm), replace(WITNESS, **witness), [1, 40, 207, 64, 65])
     assert found == [] if text is None else re.search(text, "\n".join(found))
+
+
+@pytest.mark.parametrize(
+    ("others", "said"),
+    [
+        (
+            {"exchange_mode": "slots"},
+            "arm [tp 2 nodes contiguous transport shared threads 1 chunk whole concurrency 4], ",
+        ),
+        ({"transport_name": "gloo"}, "rank 0: expected transport none, found gloo"),
+        ({"num_threads": 2}, "rank 0: expected 1 threads, found 2"),
+        ({"poison": False}, "rank 0: expected poison, found none"),
+        ({"num_delays": 0}, "expected random delays, found none before 160 collective calls of all ranks"),
+    ],
+)
+def test_ranks_that_do_not_do_as_the_arm_is_named_fail_an_equal_receipt(others, said, script, capfd):
+    script.others = others
+    exit_code, found, err = receipt(capfd)
+    assert (exit_code, found["equal"], found["differences"]) == (1, False, [])
+    assert "all hashes are equal, but that proves nothing: arm [tp " in err
+    assert said in err
+
+
+def test_what_ranks_did_is_recorded(script, capfd):
+    _, found, _ = receipt(capfd, "--threads", "2")
+    assert script.settings
+    reference, *others = [arm["witness"] for arm in found["arms"]]
+    assert (reference["transport"], reference["threads"], reference["poison"]) == ("none", 2, False)
+    assert (reference["calls"], reference["delays"]) == ([80], [0])
+    last = others[-1]
+    assert (last["exchange"], last["transport"], last["threads"], last["poison"]) == ("nodes", "shared", 2, True)
+    assert (last["calls"], last["delays"]) == ([80, 80], [10, 10])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--concurrency", "16"), "--concurrency 16 needs at least 16 prompts, there are 8"),
+        (
+            ("--concurrency", "1,3", "--prompt", "x", "--prompt", "y"),
+            "--concurrency 3 needs at least 3 prompts, there are 2",
+        ),
+    ],
+)
+def test_more_requests_at_once_than_prompts_are_refused_before_the_run(arguments, said, script, capfd):
+    assert run(["receipt", *ARMS, *arguments]) == 2
+    assert said in capfd.readouterr().err
+    assert script.opened == 0
+
+
+@pytest.mark.parametrize(("num_prompts", "expected"), [(1, {1}), (2, {2, 1}), (5, {4, 1})])
+def test_the_default_of_requests_at_once_is_what_the_prompts_can_show(num_prompts, expected, script, capfd):
+    _, found, _ = receipt(capfd, *(f"--prompt={number}" for number in range(num_prompts)))
+    assert script.opened
+    assert {arm["settings"]["concurrency"] for arm in found["arms"]} == expected
 
 
 @pytest.mark.parametrize("name", ["", "missing/receipt.json"])

@@ -3,14 +3,17 @@
 import re
 
 import pytest
+from leafsum.collectives.control_names import CONTROLS, SPOILED_ROWS
 from leafsum.errors import RankError, RankLost, RankMismatch
-from leafsum.ranks.numerics import CONTROLS
 from leafsum.runtime.commands.main import run
 from leafsum.runtime.receipts.arms import Axes
-from leafsum.runtime.receipts.controls import ControlPlan
+from leafsum.runtime.receipts.controls import ControlPlan, flipped_layer
 from runtime.fake_receipts import ARMS, NUM_CONTROLS, NUM_GANGS, install, receipt
 
 ALL_PROMPTS = list(range(1, 9))
+
+RUNS = [name for name in CONTROLS for _ in range(2 if name in SPOILED_ROWS else 1)]
+"""The controls of two exchanges, one a gang."""
 
 
 @pytest.fixture
@@ -24,27 +27,46 @@ def plan(tp="1,2", top_k=8, **changed):
     return ControlPlan.of(Axes.parse({**texts, **changed}).arms("cheap"), top_k)
 
 
-def test_every_control_runs_plainly_at_the_fewest_ranks_with_slots_and_the_references_settings():
+def test_every_control_runs_plainly_at_the_fewest_ranks_with_the_references_settings():
     found = plan(tp="1,5,3,8")
-    assert [arm.control for arm in found.arms] == list(CONTROLS[1:])
+    assert [arm.control for arm in found.arms] == RUNS
     assert found.not_run == ()
     for arm in found.arms:
-        assert (arm.tp, arm.exchange, arm.placement, arm.transport) == (3, "slots", "strided", "gloo")
+        assert (arm.tp, arm.placement, arm.transport) == (3, "strided", "gloo")
         assert (arm.threads, arm.prefill_chunk, arm.concurrency, arm.adverse) == (2, 5, 3, False)
     assert len({arm.gang for arm in found.arms}) == len(found.arms)
+
+
+def test_a_row_is_spoiled_in_every_exchange_of_the_list_and_other_orders_need_none():
+    for exchanges in ("nodes,slots", "nodes", "auto", "slots,auto,nodes"):
+        found = plan(exchange=exchanges)
+        for control in CONTROLS:
+            expected = exchanges.split(",") if control in SPOILED_ROWS else ["slots"]
+            assert [arm.exchange for arm in found.arms if arm.control == control] == expected
+
+
+def test_a_model_without_experts_has_partial_sums_of_attention_alone():
+    found = plan(top_k=0)
+    assert [arm.control for arm in found.arms] == ["rank-chain", "bfloat16-partials"]
+    assert all(text.endswith("this model has no experts") for text in found.not_run)
+
+
+@pytest.mark.parametrize(("expert_layers", "layer"), [((0, 1, 2), 1), ((0,), 0), ((3,), 3), ((1, 3, 5), 3), ((), -1)])
+def test_the_flipped_layer_is_the_second_one_with_experts(expert_layers, layer):
+    assert flipped_layer(expert_layers) == layer
 
 
 def test_one_rank_has_the_order_of_its_picks_alone():
     found = plan(tp="1")
     assert [(arm.control, arm.tp, arm.exchange) for arm in found.arms] == [("pick-order", 1, "none")]
-    assert len(found.not_run) == NUM_CONTROLS - 1
+    assert len(found.not_run) == len(CONTROLS) - 1
     assert all(text.endswith("it needs more than one rank, and no arm has") for text in found.not_run)
 
 
 @pytest.mark.parametrize("top_k", [1, 2])
 def test_two_picks_have_no_order(top_k):
     found = plan(top_k=top_k)
-    assert [arm.control for arm in found.arms] == list(CONTROLS[2:])
+    assert [arm.control for arm in found.arms] == RUNS[1:]
     (text,) = found.not_run
     assert text.startswith(f"control pick-order: this model picks {top_k} experts a token")
     assert len(plan(top_k=3).arms) == NUM_CONTROLS
@@ -53,17 +75,17 @@ def test_two_picks_have_no_order(top_k):
 def test_controls_that_differ_are_recorded_with_their_prompts(script, capfd):
     exit_code, found, err = receipt(capfd)
     assert (exit_code, err, found["equal"]) == (0, "", True)
-    assert [each["control"] for each in found["controls"]] == list(CONTROLS[1:])
+    assert [each["control"] for each in found["controls"]] == RUNS
     *differ, flipped = found["controls"]
     assert all((each["differ"], each["same"], each["ended"]) == (ALL_PROMPTS, [], "") for each in differ)
     assert (flipped["differ"], flipped["same"]) == ([], [])
     assert re.match(r"RankMismatch: .* position 14, layer 1: rank 0", flipped["ended"])
     assert {settings.control for settings in script.settings[:NUM_GANGS]} == {"none"}
-    assert [settings.control for settings in script.settings[NUM_GANGS:]] == list(CONTROLS[1:])
+    assert [settings.control for settings in script.settings[NUM_GANGS:]] == RUNS
 
 
 @pytest.mark.parametrize(("prompts", "said"), [((0, 2), "prompts 1, 3 do not tell"), ((7,), "prompt 8 does not tell")])
-@pytest.mark.parametrize("control", CONTROLS[1:-1])
+@pytest.mark.parametrize("control", CONTROLS[:-1])
 def test_a_prompt_that_a_control_does_not_change_fails_the_receipt(control, prompts, said, script, capfd):
     script.powerless = {control: prompts}
     exit_code, found, err = receipt(capfd)
@@ -71,17 +93,25 @@ def test_a_prompt_that_a_control_does_not_change_fails_the_receipt(control, prom
     assert f"all hashes are equal, but that proves nothing: {said} {control} from the canonical order" in err
     assert "this receipt proves nothing about" in err
     assert "use longer prompts or more tokens" in err
-    (record,) = [each for each in found["controls"] if each["control"] == control]
-    assert record["same"] == [index + 1 for index in prompts]
-    assert record["differ"] == [number for number in ALL_PROMPTS if number - 1 not in prompts]
+    records = [each for each in found["controls"] if each["control"] == control]
+    assert len(records) == RUNS.count(control)
+    for record in records:
+        assert record["same"] == [index + 1 for index in prompts]
+        assert record["differ"] == [number for number in ALL_PROMPTS if number - 1 not in prompts]
     assert run(["receipt", *ARMS]) == 1
     out = capfd.readouterr().out
     assert f"FAULT: control {control} [tp 2 slots contiguous" in out
-    assert "5 of 6 controls did as they must" in out
+    assert f"{NUM_CONTROLS - len(records)} of {NUM_CONTROLS} controls did as they must" in out
 
 
-def mismatch(text, step=3):
-    return RankMismatch(text, rank=1, step=step)
+def mismatch(text, step=3, rank=1):
+    return RankMismatch(text, rank=rank, step=step)
+
+
+def at(layer, rank=1):
+    return mismatch(
+        f"ranks disagree at step 3, slot 1, position 4, layer {layer}: rank 0 has; rank {rank} has", rank=rank
+    )
 
 
 @pytest.mark.parametrize(
@@ -90,15 +120,19 @@ def mismatch(text, step=3):
         (None, "it ran to its end: ranks do not notice that they differ"),
         (mismatch("ranks disagree at step 3, slot 1: rank 0 has"), "it ended with RankMismatch: ranks disagree"),
         (mismatch("another digest at position 1, layer 1", step=-1), "it ended with RankMismatch: another digest"),
+        (at(layer=0), "layer 1 and rank 1, where the bit was flipped; it ended with RankMismatch: ranks disagree"),
+        (at(layer=2), "layer 1 and rank 1, where the bit was flipped; it ended with RankMismatch: ranks disagree"),
+        (at(layer=1, rank=2), "layer 1 and rank 1, where the bit was flipped; it ended with RankMismatch: ranks"),
         (RankError("boom, position 1, layer 1", rank=1, step=3), "it ended with RankError: boom"),
         (RankLost("rank 1 is gone", role="rank 1", exit_status=-9), "it ended with RankLost: rank 1 is gone"),
     ],
 )
 def test_a_flipped_bit_must_end_the_run_and_be_named(error, said, script, capfd):
     script.ends = {"flipped-bit": error} if error else {}
+    script.notices_flipped_bit = error is not None
     exit_code, found, err = receipt(capfd)
     assert (exit_code, found["equal"]) == (1, False)
-    assert "control flipped-bit: expected the run to end with a RankMismatch that names rank, step, position" in err
+    assert "control flipped-bit: expected the run to end with a RankMismatch that names step, position, layer 1" in err
     assert said in err
     assert run(["receipt", *ARMS]) == 1
     assert "FAULT: control flipped-bit" in capfd.readouterr().out

@@ -59,10 +59,10 @@ def test_an_arm_and_a_prompt_are_one_line_each(path):
 def test_a_receipt_of_the_whole_matrix_is_small(tmp_path):
     path = tmp_path / "receipt.json"
     lists = ("--tp", "1,2,3,4,5,8", "--placement", "contiguous,strided,random", "--threads", "1,2")
-    cuts = ("--prefill-chunk", "whole,1,5,64", "--concurrency", "4,1,16", "--cross", "full", "--max-tokens", "64")
+    cuts = ("--prefill-chunk", "whole,1,5,64", "--concurrency", "4,1,8", "--cross", "full", "--max-tokens", "64")
     assert run(["receipt", *lists, *cuts, "--out", str(path)]) == 0
     assert len(read(path).arms) == 744
-    assert path.stat().st_size < 500_000
+    assert path.stat().st_size < 600_000
 
 
 @pytest.mark.parametrize(

@@ -89,6 +89,13 @@ def test_the_reason_of_a_stop_is_told_where_there_is_one(reason):
     assert "stop_reason" not in COMPLETION.to_dict()
 
 
+def test_layer_digests_are_told_as_one_hash():
+    hashes = bytes(range(16))
+    found = dataclasses.replace(COMPLETION, layer_hashes=hashes).to_dict()
+    assert found["layer_digests_sha256"] == hashlib.sha256(hashes).hexdigest()
+    assert "layer_digests_sha256" not in COMPLETION.to_dict()
+
+
 def test_completion_has_the_fields_that_json_promises():
     found = COMPLETION.to_dict()
     assert list(found) == [

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from leafsum.runtime.detokenizer import KNOWN_TOKENS, Detokenizer
-from leafsum.runtime.stop_strings import CHARACTER_BYTES, StopFinder, first_stop, num_undecided
+from leafsum.runtime.stop_strings import CHARACTER_BYTES, Beginnings, StopFinder, first_stop
 from leafsum.runtime.tokenizer import Tokenizer
 from runtime.small_tokenizers import ids_of, ids_of_text, make_all
 
@@ -187,12 +187,37 @@ def test_the_earliest_stop_string_is_the_reason_and_of_two_at_one_place_the_firs
     assert first_stop("xx", ()) is None
 
 
-@EXAMPLES
-@given(st.text("ab", max_size=12), st.lists(st.text("ab", min_size=1, max_size=5), max_size=3).map(tuple))
-def test_undecided_is_what_may_begin_a_stop_string(text, stops):
-    if first_stop(text, stops) is None:
-        beginnings = [n for n in range(len(text) + 1) if any(stop.startswith(text[len(text) - n :]) for stop in stops)]
-        assert num_undecided(text, stops) == max(beginnings, default=0)
+@settings(EXAMPLES, max_examples=500)
+@given(
+    st.lists(st.text("ab", max_size=4), max_size=8),
+    st.lists(st.text("ab", min_size=1, max_size=7), max_size=3).map(tuple),
+)
+def test_what_may_begin_a_stop_string_is_known_after_every_piece(pieces, stops):
+    beginnings, text = Beginnings(stops), ""
+    for piece in pieces:
+        text += piece
+        if first_stop(text, stops) is not None:
+            break
+        lengths = [n for n in range(len(text) + 1) if any(stop.startswith(text[len(text) - n :]) for stop in stops)]
+        assert beginnings.push(piece) == max(lengths, default=0)
+
+
+class Watched(str):
+    """Counts the looks at its characters."""
+
+    looks = 0
+
+    def __getitem__(self, index):
+        Watched.looks += 1
+        return super().__getitem__(index)
+
+
+@pytest.mark.parametrize(("stop", "text"), [("a" * 4095 + "b", "a" * 8192), ("ab" * 2047 + "ac", "ab" * 4096)])
+def test_a_character_costs_a_few_looks_at_a_stop_string_of_any_length(stop, text):
+    Watched.looks = 0
+    beginnings = Beginnings([Watched(stop)])
+    assert len(stop) - 2 <= beginnings.push(text) < len(stop)
+    assert Watched.looks < 5 * len(text)
 
 
 @pytest.mark.parametrize(("first_words", "num_tokens"), [((), 5), (("b",), 3)])

@@ -4,12 +4,13 @@ import gc
 import signal
 import threading
 
+import msgspec
 import pytest
 from leafsum.errors import ConfigError, ModelError, ProtocolError
 from leafsum.runtime.messages import Advance, AskWitness, Cancel, Submit
 from leafsum.runtime.stream import Delta, Stream
 from processes import wait_until
-from runtime.fake_coordinator import WAIT_S, Caller, answer, ask
+from runtime.fake_coordinator import WAIT_S, Caller, answer, ask, finished
 
 
 def texts(stream: Stream) -> list[str | None]:
@@ -90,6 +91,18 @@ def test_a_decoder_that_changes_earlier_text_is_named(coordinator, monkeypatch):
     coordinator.finish(0, 1)
     with pytest.raises(ModelError, match=r"changes earlier text.* begin with 'a', found 'other'"):
         list(stream)
+
+
+@pytest.mark.parametrize(
+    ("text", "residual_hash", "layer_hashes"), [("", "", b""), ("a", "0000000000000007", b"12345678")]
+)
+def test_a_cancelled_prompt_has_hashes_from_its_first_token_on(coordinator, text, residual_hash, layer_hashes):
+    """Before that, its rows are those of no limit."""
+    stream = coordinator.stream()
+    coordinator.say_text(0, text)
+    coordinator.say(msgspec.structs.replace(finished(0, len(text), "cancelled"), layer_hashes=b"12345678"))
+    (completion,) = stream.result()
+    assert (completion.residual_hash, completion.layer_hashes) == (residual_hash, layer_hashes)
 
 
 def test_leaving_the_block_cancels_what_is_left(coordinator):

@@ -54,12 +54,44 @@ def test_an_equal_rerun(script, path, capfd):
         f"same   settings digest: {json.loads(path.read_text())['settings_digest'][:12]}, as there",
         "same   arithmetic: ieee-754, as there",
     ]
-    assert re.match("tp 2 auto contiguous transport auto threads 1 chunk 64 concurrency 4 .* equal ", lines[7])
+    assert re.match("tp 2 auto contiguous transport shared threads 1 chunk 64 concurrency 3 .* equal ", lines[7])
     assert lines[-1] == "1 arms, 3 prompts, compared with the receipt: all equal"
     (settings,) = script.settings
     assert settings.poison
     assert settings.delay_seed
     assert settings.layer_digests
+
+
+@pytest.mark.parametrize("num_cores", [1, 2])
+@pytest.mark.usefixtures("script")
+def test_the_default_is_two_ranks_where_no_count_of_the_receipt_has_its_cores(num_cores, tmp_path, monkeypatch, capfd):
+    path = tmp_path / "receipt.json"
+    assert run(["receipt", "--tp", "4,8", "--max-tokens", "6", *PROMPTS, "--out", str(path)]) == 0
+    monkeypatch.setattr("os.sched_getaffinity", lambda _pid: set(range(num_cores)))
+    capfd.readouterr()
+    exit_code, lines, _ = verify(capfd, path)
+    assert exit_code == 0
+    assert any(line.startswith("tp 2 auto") for line in lines)
+
+
+def test_what_the_receipt_has_not_shown_is_said(script, tmp_path, capfd):
+    path = tmp_path / "receipt.json"
+    assert run(["receipt", *ARMS, *PROMPTS, "--no-controls", "--out", str(path)]) == 0
+    assert script.opened
+    capfd.readouterr()
+    exit_code, lines, _ = verify(capfd, path)
+    assert exit_code == 0
+    assert lines[6] == "not shown by the receipt: power: no control was run"
+    assert lines[-1].endswith("all equal; not shown by the receipt: power: no control was run")
+    exit_code, (line,), _ = verify(capfd, path, "--json")
+    found = json.loads(line)
+    assert (exit_code, found["equal"], found["receipt_not_shown"]) == (0, True, ["power: no control was run"])
+
+
+def test_more_requests_at_once_than_prompts_are_refused(script, path, capfd):
+    exit_code, _, err = verify(capfd, path, "--concurrency", "1,4")
+    assert (exit_code, script.opened) == (2, 0)
+    assert "--concurrency 4 needs at least 4 prompts, there are 3" in err
 
 
 def test_arms_and_local_settings_of_ones_own(script, path, capfd):
@@ -104,8 +136,8 @@ def test_the_first_difference_is_named(script, path, capfd):
     script.spoil = spoil
     exit_code, lines, err = verify(capfd, path)
     assert exit_code == 1
-    assert "arm [tp 2 auto contiguous transport auto threads 1 chunk 64 concurrency 4], prompt 2: expected the" in err
-    assert "the bits of arm [tp 1 threads 1 chunk whole concurrency 4]; the output differs first at token 3" in err
+    assert "arm [tp 2 auto contiguous transport shared threads 1 chunk 64 concurrency 3], prompt 2: expected the" in err
+    assert "the bits of arm [tp 1 threads 1 chunk whole concurrency 3]; the output differs first at token 3" in err
     assert "the residual differs first at position 4, layer 2, in the prompt" in err
     assert "DIFFERS" in lines[7]
     assert lines[-1].endswith("0 failed requests, 1 differences, 0 faults")
@@ -197,6 +229,33 @@ def test_another_tokenizer_is_said_and_the_receipts_ids_run(script, path, tmp_pa
         (lambda found: found["arms"][5].update(equal=False), "it is called equal, and lists arms that are not"),
         (lambda found: found["faults"].append("x"), "it is called equal, and lists arms that are not"),
         (lambda found: found["prompts"][0].update(text="y"), "prompt 1: its text has other token ids"),
+        (lambda found: all_same(found), "equal, and control pick-order [tp 2 slots contiguous"),
+        (
+            lambda found: found["controls"][4].update(differ=[1, 2]),
+            "control dropped-row [tp 2 nodes contiguous transport",
+        ),
+        (lambda found: found["controls"][0].update(ended="RankLost"), "] did not do as it must"),
+        (lambda found: found["controls"][-1].update(ended=""), "control flipped-bit [tp 2 slots contiguous"),
+        (lambda found: found["controls"][-1].update(ended="RankMismatch: no place"), "control flipped-bit [tp 2 slots"),
+        (lambda found: found["controls"].clear(), "has no control, and does not say 'power: no control was run'"),
+        (lambda found: no_controls(found), "control pick-order [tp 2 slots contiguous"),
+        (lambda found: found["controls"].pop(4), "control dropped-row [tp 2 nodes contiguous transport shared"),
+        (lambda found: found["controls"][4].update(arm="tp 2"), "control dropped-row [tp 2 nodes contiguous"),
+        (lambda found: found["arms"][3].update(adverse=None), "it did not run under adverse conditions"),
+        (lambda found: found["arms"][3]["adverse"].update(poison=False), "it did not run under adverse conditions"),
+        (lambda found: found["arms"][3]["adverse"].update(delay_seed=0), "it did not run under adverse conditions"),
+        (lambda found: found["arms"][0].update(adverse=found["arms"][1]["adverse"]), "and did not run plainly"),
+        (
+            lambda found: no_witnesses(found),
+            "arm [tp 1 threads 1 chunk whole concurrency 3]: expected at least one step",
+        ),
+        (lambda found: witness(found, exchange="slots"), "rank 0: expected exchange nodes, found slots"),
+        (lambda found: witness(found, transport="gloo"), "rank 0: expected transport shared, found gloo"),
+        (lambda found: witness(found, threads=2), "rank 0: expected 1 threads, found 2"),
+        (lambda found: witness(found, poison=False), "rank 0: expected poison, found none"),
+        (lambda found: witness(found, delays=[0, 0]), "expected random delays, found none before 160 collective calls"),
+        (lambda found: witness(found, bytes_sent=[1]), "its witness has not one count a rank in every list"),
+        (lambda found: witness(found, most_live_requests=1), "expected 3 requests at once, found 1"),
     ],
 )
 def test_a_receipt_that_contradicts_itself_is_caught_though_sealed_again(change, said, script, path, capfd):
@@ -205,6 +264,28 @@ def test_a_receipt_that_contradicts_itself_is_caught_though_sealed_again(change,
     assert (exit_code, script.opened) == (1, 0)
     assert "the receipt contradicts itself: " in err
     assert said in err
+
+
+def all_same(found):
+    for control in found["controls"][:-1]:
+        control.update(differ=[], same=[1, 2, 3])
+
+
+def no_controls(found):
+    found["controls"].clear()
+    found["not_shown"].append("power: no control was run")
+
+
+def no_witnesses(found):
+    for arm in found["arms"]:
+        counts = arm["witness"]
+        counts.update(steps=0, most_rows=0, most_live_requests=0)
+        counts.update({name: [0] * arm["settings"]["tp"] for name in ("exchanges", "bytes_sent", "bytes_received")})
+
+
+def witness(found, **changed):
+    """Of the last arm, two ranks with nodes."""
+    found["arms"][-1]["witness"].update(changed)
 
 
 def test_an_edited_receipt_ends_before_anything_else(script, path, capfd):

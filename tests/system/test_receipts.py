@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from house.checkout import ROOT
-from leafsum.ranks.numerics import CONTROLS
+from leafsum.collectives.control_names import CONTROLS, SPOILED_ROWS
 from leafsum.runtime import conversation
 from leafsum.runtime.child import Child
 from leafsum.runtime.commands.main import run
@@ -38,7 +38,10 @@ def test_two_short_prompts_have_the_power_to_tell_every_control(path):
     assert receipt["equal"]
     assert (receipt["faults"], receipt["not_shown"]) == ([], [])
     *differ, flipped = receipt["controls"]
-    assert [each["control"] for each in receipt["controls"]] == list(CONTROLS[1:])
+    expected = [name for name in CONTROLS for _ in range(2 if name in SPOILED_ROWS else 1)]
+    assert [each["control"] for each in receipt["controls"]] == expected
+    modes = [each["arm"].split()[2] for each in differ if each["control"] in SPOILED_ROWS]
+    assert modes == ["slots", "nodes"] * 2
     assert [(each["differ"], each["same"], each["ended"]) for each in differ] == [([1, 2], [], "")] * len(differ)
     assert re.match(r"RankMismatch: run \w+: ranks disagree at step 1, .*position \d+, layer \d+: ", flipped["ended"])
 
@@ -47,12 +50,22 @@ def test_arms_are_adverse_and_count_what_inspect_foretells(path):
     receipt = json.loads(path.read_text())
     plain, *others = receipt["arms"]
     assert (plain["settings"]["tp"], plain["adverse"], plain["witness"]["bytes_sent"]) == (1, None, [0])
+    assert (plain["witness"]["transport"], plain["witness"]["poison"], plain["witness"]["delays"]) == (
+        "none",
+        False,
+        [0],
+    )
     needs = inspect_model(resolve_model("tiny"), Settings(tp=2))
     num_rows = sum(prompt["layers"]["rows"] for prompt in receipt["prompts"])
     num_decided = 2 * MAX_TOKENS
     for arm in others:
         assert (arm["settings"]["tp"], arm["adverse"]["poison"], arm["witness"]["most_live_requests"]) == (2, True, 2)
         assert all(count > 0 for count in arm["witness"]["hazards"].values())
+        did = {name: arm["witness"][name] for name in ("exchange", "transport", "threads", "poison")}
+        assert did == {"exchange": arm["settings"]["exchange"], "transport": "shared", "threads": 1, "poison": True}
+        # one call in eight, at random, but with a seed of the arm's own
+        delays = zip(arm["witness"]["delays"], arm["witness"]["calls"], strict=True)
+        assert all(0 < num_delays < num_calls / 2 for num_delays, num_calls in delays)
         at_most = num_rows * needs.exchanges[arm["settings"]["exchange"]].bytes_sent_per_token
         # with digests, whole rows of logits travel too
         at_most += num_decided * needs.spec.vocab_size * 4
@@ -71,17 +84,38 @@ SEEN = {
     "wrong tree": r"expected the bits of arm \[tp 1 .*; the residual differs first at position 0, layer 0, in the",
     "unowned expert": r"prompt 1 failed: values of position 0 are not finite from layer 0 on",
     "stale page": r"prompt 1 failed: values of position 0 are not finite from layer 0 on",
-    "dropped row": r"prompt \d failed: values of position \d+ are not finite from layer 0 on",
+    "dropped row": r"prompt \d failed: values of position \d+ are not finite from layer \d on",
 }
 
 
-@pytest.mark.parametrize("defect", SEEN)
-def test_a_broken_product_is_seen(defect, path, monkeypatch, capfd):
+@pytest.mark.parametrize(("defect", "exchange"), [*((defect, "slots") for defect in SEEN), ("dropped row", "nodes")])
+def test_a_broken_product_is_seen(defect, exchange, path, monkeypatch, capfd):
     break_ranks(monkeypatch, defect)
-    assert run(["verify", str(path), "--tp", "2", "--exchange", "slots"]) == 1
+    assert run(["verify", str(path), "--tp", "2", "--exchange", exchange]) == 1
     out, err = capfd.readouterr()
     assert re.search(SEEN[defect], err)
-    assert re.search("^tp 2 slots .* (DIFFERS|FAILED) ", out, re.MULTILINE)
+    assert re.search(f"^tp 2 {exchange} .* (DIFFERS|FAILED) ", out, re.MULTILINE)
+
+
+NOT_AS_NAMED = (
+    r"rank 0: expected exchange nodes, found slots",
+    r"rank 1: expected transport shared, found gloo",
+    r"rank 0: expected 2 threads, found 1",
+    r"rank 1: expected poison, found none",
+    r"expected random delays, found none before \d+ collective calls of all ranks",
+)
+
+
+def test_an_arm_that_does_not_do_what_it_is_named_for_is_seen(path, monkeypatch, capfd):
+    break_ranks(monkeypatch, "nothing as asked")
+    arm = ("--tp", "2", "--exchange", "nodes", "--threads", "2", "--prefill-chunk", "1")
+    assert run(["verify", str(path), *arm, "--json"]) == 1
+    out, err = capfd.readouterr()
+    assert "all hashes are equal, but that proves nothing: arm [tp 2 nodes contiguous" in err
+    found = json.loads(out)
+    assert (found["arms"][0]["equal"], found["differences"], found["failed"]) == (True, [], [])
+    for text in NOT_AS_NAMED:
+        assert any(re.search(text, fault) for fault in found["faults"]), text
 
 
 def test_a_receipt_of_a_broken_product_fails(monkeypatch, capfd, tmp_path):

@@ -4,7 +4,9 @@ import shutil
 import threading
 from itertools import zip_longest
 
+import numpy as np
 import pytest
+import torch
 from leafsum.errors import PromptError
 from leafsum.ranks.tiny import ensure_tiny
 from leafsum.runtime.pool import WorkerPool
@@ -45,10 +47,17 @@ def test_a_stream_comes_to_what_generate_does(pool, expected):
     assert token_ids == [list(each.token_ids) for each in expected]
 
 
-@pytest.mark.parametrize("prompt", ["Once upon a time", (72, 105, 33)])
+@pytest.mark.parametrize("prompt", ["Once upon a time", (72, 105, 33), [*np.array([72, 105, 33])]])
 def test_one_prompt_needs_no_list(pool, expected, prompt):
     (completion,) = pool.stream(prompt, SAMPLING).result()
     assert completion in expected
+
+
+@pytest.mark.parametrize("as_array", [np.array, torch.tensor])
+def test_a_list_of_arrays_is_a_list_of_prompts(pool, expected, as_array):
+    arrays = [as_array([72, 105, 33]), as_array([97])]
+    for completions in (pool.stream(arrays, SAMPLING).result(), pool.generate(arrays, SAMPLING)):
+        assert list(map(bits, completions)) == list(map(bits, expected[1:]))
 
 
 def test_no_prompts_are_an_empty_stream(pool):
