@@ -153,13 +153,13 @@ def tree_nodes(
 ) -> F32:
     """Values of wanted_nodes [W] -> [M, W, H].
 
-    slot_rows [M, S, H]; slot_ids [M, S], strictly ascending in a row, -1 = no row there (such rows are never read); with
+    slot_rows [M, S, H]; slot_ids [M, S], strictly ascending in a row, -1 = no row there (it is never read); with
     has_shared, id num_ids is the shared one and joins the last leaf, last. given_nodes [G] (values in given_rows
     [M, G, H]) are taken as they are instead of being computed; slots under a given node are not read. Empty leaves are
     +0.0 and skipped.
     """
 
-# A barrier of processes in memory that they share, int32 words [1 + ranks, 16], zero at first; layout: bind_meeting.cpp.
+# A barrier of processes in memory that they share: int32 words [1 + ranks, 16], zero at first (bind_meeting.cpp).
 MEETING_WAITING: int
 MEETING_MET: int
 MEETING_BROKEN_OFF: int
