@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -45,8 +46,8 @@ class Stream:
         (completion,) = stream.result()
 
     A stream that is not read holds up no other. Leaving the block cancels what is left of it, and so does an exception
-    that comes out of it, or dropping it. One thread at a time reads; `cancel` and `close` are for any. Reading raises
-    the gang's errors, after which the pool is closed.
+    that comes out of it, or dropping it. One thread at a time reads, a second is refused; `cancel` and `close` are for
+    any. Reading raises the gang's errors, after which the pool is closed.
     """
 
     def __init__(
@@ -70,6 +71,7 @@ class Stream:
         self._completions: dict[int, Completion] = {}
         self._num_prompt_tokens = self._num_output_tokens = 0
         self._inbox = Inbox()
+        self._reader = threading.Lock()
         self._open = {request.request_id: request.index for request in requests}
         """Those that go on; the finalizer cancels what is in it then."""
         self._give_up = weakref.finalize(self, _give_up, conversation, self._open)
@@ -132,6 +134,8 @@ class Stream:
         """Take the next word in; None at the end. Whatever is raised here, Ctrl-C too, ends the stream."""
         if not self._open or not self._give_up.alive:
             return None
+        if not self._reader.acquire(blocking=False):
+            raise ConfigError("another thread reads this stream; words are for one: let each thread open its own")
         try:
             word = self._conversation.receive(self._inbox, self._step_timeout_s)
             if word is None:
@@ -143,6 +147,8 @@ class Stream:
         except BaseException:
             self.close()
             raise
+        finally:
+            self._reader.release()
 
     def _take(self, word: Advance | Finished) -> None:
         request = self._requests[word.request_id]

@@ -211,9 +211,10 @@ def install(monkeypatch: pytest.MonkeyPatch) -> Script:
 
 
 def with_token(completion: Completion, index: int, token_id: int) -> Completion:
-    """The completion with one token changed, and its hash with it."""
+    """The completion with one token changed, and its text and hash with it."""
     token_ids = (*completion.token_ids[:index], token_id, *completion.token_ids[index + 1 :])
-    return replace(completion, token_ids=token_ids, token_sha256=token_sha256(token_ids))
+    text = bytes(token_ids).decode(errors="replace")
+    return replace(completion, token_ids=token_ids, token_sha256=token_sha256(token_ids), text=text)
 
 
 def byte_level_tokenizer() -> tokenizers.Tokenizer:

@@ -16,7 +16,14 @@ from .. import models
 from ..receipts.arms import ARM_FIELDS, Arm, Axes, default_concurrency
 from ..receipts.document import difference_record
 from ..receipts.file import read_text
-from ..receipts.here import Fact, facts_here, require_same, require_same_ids
+from ..receipts.here import (
+    TEXTS_NOT_CHECKED,
+    Fact,
+    facts_here,
+    require_same,
+    require_same_texts,
+    texts_can_be_checked,
+)
 from ..receipts.recorded import reference_result, require_consistent, require_whole_reference
 from ..receipts.records import Receipt
 from ..receipts.run import ArmResult, Runner
@@ -25,6 +32,7 @@ from ..receipts.table import table_rows
 from ..receipts.verdict import Verdict
 from ..sampling import SamplingParams
 from ..settings import Settings
+from ..tokenizer import Tokenizer
 from .arm_table import show_table
 from .complete import prompt_ids
 from .options import resolve_settings
@@ -55,11 +63,15 @@ def rerun(path: Path, model: str | None, tp: str | None, as_json: bool, flags: d
         display.stage("hashing the model's files")
         model_dir = models.resolve_model(settings.model)
         facts = facts_here(receipt, settings, model_dir)
+    tokenizer = Tokenizer.open(model_dir) if texts_can_be_checked(receipt, model_dir) else None
+    if tokenizer is None:
+        receipt = msgspec.structs.replace(receipt, not_shown=(*receipt.not_shown, TEXTS_NOT_CHECKED))
     if not as_json:
         show_facts(receipt, facts)
     try:
         require_same(facts)
-        require_same_ids(receipt, model_dir)
+        if tokenizer is not None:
+            require_same_texts(receipt, tokenizer)
     except ReceiptMismatch:
         if as_json:
             write_line(json.dumps(outcome(receipt, facts, Verdict((), (), ()), [])))
@@ -139,7 +151,7 @@ def show_facts(receipt: Receipt, facts: Sequence[Fact]) -> None:
 
 
 def not_shown_line(text: str) -> str:
-    return f"not shown by the receipt: {text}"
+    return f"not shown: {text}"
 
 
 def outcome(receipt: Receipt, facts: Sequence[Fact], verdict: Verdict, results: Sequence[ArmResult]) -> dict[str, Any]:

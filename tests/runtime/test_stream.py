@@ -51,6 +51,17 @@ def test_threads_wait_at_once_and_each_gets_its_own(coordinator):
     assert sorted(caller.outcome().num_steps for caller in questions) == sorted(asked)
 
 
+def test_a_second_thread_that_reads_a_stream_is_refused_and_the_first_goes_on(coordinator):
+    stream = coordinator.stream()
+    first = Caller(stream.result)
+    wait_until(stream._reader.locked, "a reader")
+    with pytest.raises(ConfigError, match="another thread reads this stream"):
+        next(stream)
+    coordinator.say_text(0, "a")
+    coordinator.finish(0, 1)
+    assert first.outcome()[0].text == "a"
+
+
 def test_a_delta_has_a_token_and_the_last_its_completion(coordinator):
     stream = coordinator.stream(num_prompts=2)
     coordinator.say(Advance(request_id=1, num_prompt_rows=1, token_ids=()))

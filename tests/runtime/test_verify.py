@@ -81,8 +81,8 @@ def test_what_the_receipt_has_not_shown_is_said(script, tmp_path, capfd):
     capfd.readouterr()
     exit_code, lines, _ = verify(capfd, path)
     assert exit_code == 0
-    assert lines[6] == "not shown by the receipt: power: no control was run"
-    assert lines[-1].endswith("all equal; not shown by the receipt: power: no control was run")
+    assert lines[6] == "not shown: power: no control was run"
+    assert lines[-1].endswith("all equal; not shown: power: no control was run")
     exit_code, (line,), _ = verify(capfd, path, "--json")
     found = json.loads(line)
     assert (exit_code, found["equal"], found["receipt_not_shown"]) == (0, True, ["power: no control was run"])
@@ -215,6 +215,7 @@ def test_another_tokenizer_is_said_and_the_receipts_ids_run(script, path, tmp_pa
     exit_code, lines, err = verify(capfd, path)
     assert (exit_code, err, script.opened) == (0, "", 1)
     assert lines[2].startswith("OTHER  other model files: tokenizer.json differs: sha256 ")
+    assert "all equal; not shown: the texts, since the tokenizer here is not the receipt's" in lines[-1]
 
 
 @pytest.mark.parametrize(
@@ -229,6 +230,8 @@ def test_another_tokenizer_is_said_and_the_receipts_ids_run(script, path, tmp_pa
         (lambda found: found["arms"][5].update(equal=False), "it is called equal, and lists arms that are not"),
         (lambda found: found["faults"].append("x"), "it is called equal, and lists arms that are not"),
         (lambda found: found["prompts"][0].update(text="y"), "prompt 1: its text has other token ids"),
+        (lambda found: found["prompts"][0].update(text="\ud800"), "prompt 1: its text has other token ids"),
+        (lambda found: found["prompts"][1].update(output_text="Paris"), "prompt 2: its output ids have another text"),
         (lambda found: all_same(found), "equal, and control pick-order [tp 2 slots contiguous"),
         (
             lambda found: found["controls"][4].update(differ=[1, 2]),

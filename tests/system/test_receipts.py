@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 from pathlib import Path
@@ -14,6 +15,8 @@ from leafsum.runtime.child import Child
 from leafsum.runtime.commands.main import run
 from leafsum.runtime.commands.needs import inspect_model
 from leafsum.runtime.models import resolve_model
+from leafsum.runtime.receipts.recorded import arm_of, require_consistent
+from leafsum.runtime.receipts.seal import from_text
 from leafsum.runtime.settings import Settings
 
 RECEIPTS = ROOT / "docs" / "receipts"
@@ -133,6 +136,22 @@ def test_a_receipt_of_a_broken_product_fails(monkeypatch, capfd, tmp_path):
 def test_a_recorded_receipt_holds_here(capfd):
     assert run(["verify", str(SMALL)]) == 0
     assert "compared with the receipt: all equal" in capfd.readouterr().out
+
+
+def test_the_recorded_matrix_is_whole_and_agrees_with_itself():
+    """tp x exchange x placement x chunk x concurrency x threads, in one file a rank count; one machine's, AVX-512."""
+    receipts = [from_text(path.read_text(), str(path)) for path in sorted(RECEIPTS.glob("tiny-full-*.json"))]
+    hashes = {json.dumps([prompt.residual_hash for prompt in receipt.prompts]) for receipt in receipts}
+    assert len(hashes) == 1
+    arms = {arm_of(arm) for receipt in receipts for arm in receipt.arms if arm.settings.tp > 1}
+    crossed = itertools.product(
+        (2, 3, 4, 5, 8), ("slots", "nodes"), ("contiguous", "strided", "random"), (0, 1, 5, 64), (1, 4, 16), (1, 2)
+    )
+    assert {(a.tp, a.exchange, a.placement, a.prefill_chunk, a.concurrency, a.threads) for a in arms} == set(crossed)
+    for receipt in receipts:
+        require_consistent(receipt)
+        assert receipt.equal
+        assert (receipt.not_shown, receipt.faults, receipt.code["changed"]) == ((), (), False)
 
 
 def test_the_page_shows_the_recorded_token_hashes():
