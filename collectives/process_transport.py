@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from abc import abstractmethod
 from collections.abc import Callable
@@ -25,13 +26,18 @@ class ProcessTransport(Transport):
 
     kind: ClassVar[str]
 
-    def __init__(self, rank: int, num_ranks: int, timeout_s: float) -> None:
-        if not 0 <= rank < num_ranks:
-            raise ValueError(f"expected a rank of 0..{num_ranks - 1}, found {rank}")
+    def __init__(self, rank: int, num_ranks: int, timeout_s: float, meeting_timeout_s: float | None) -> None:
+        if type(rank) is not int or not 0 <= rank < num_ranks:
+            raise ValueError(f"expected a rank of 0..{num_ranks - 1}, found {rank!r}")
+        timeouts_s = {"timeout_s": timeout_s, "meeting_timeout_s": meeting_timeout_s}
+        for name, value in timeouts_s.items():
+            if value is not None and not 0 < value < math.inf:  # nan, too: a wait to that deadline would spin
+                raise ValueError(f"expected a finite {name} above 0, found {value!r}")
         self.rank = rank
         self.num_ranks = num_ranks
         self.stats = TransportStats()
         self._timeout_s = timeout_s
+        self._meeting_timeout_s = timeout_s if meeting_timeout_s is None else meeting_timeout_s
         self._refusal = ""  # why no further call is possible
 
     def all_gather(self, part: torch.Tensor) -> torch.Tensor:

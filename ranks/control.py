@@ -49,7 +49,14 @@ def open_socket(
     if kind == zmq.ROUTER:
         socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
     if bind:
-        socket.bind(f"ipc://{path}")
+        try:
+            socket.bind(f"ipc://{path}")
+        except zmq.ZMQError as error:
+            socket.close()
+            raise ConfigError(
+                f"cannot make the control socket {path}: {zmq.strerror(error.errno or 0)}. Look for free space and "
+                "inodes there, or set TMPDIR to another folder"
+            ) from error
     else:
         socket.connect(f"ipc://{path}")
     return socket

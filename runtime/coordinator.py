@@ -10,6 +10,7 @@ import argparse
 import contextlib
 import logging
 import os
+import sys
 import time
 from collections import deque
 from dataclasses import replace
@@ -18,7 +19,7 @@ from pathlib import Path
 import setproctitle
 import zmq
 
-from ..errors import LeafsumError, ModelError, PromptError
+from ..errors import ConfigError, LeafsumError, ModelError, PromptError
 from ..ranks.control import open_socket
 from ..ranks.messages import PROTOCOL_VERSION, Hello, Plan, Ready, Setup, StepResult, Traffic, decode, encode
 from .fatal import fatal_of
@@ -291,9 +292,9 @@ def main() -> None:
     logging.basicConfig(level=args.log_level.upper(), format="%(asctime)s %(name)s %(levelname)s %(message)s")
     try:
         coordinator = Coordinator(RunFolder(args.run_folder, args.run_id), args.death_fd)
-    except (OSError, zmq.ZMQError):
+    except (OSError, ConfigError) as error:
         if args.run_folder.exists():
-            raise
+            sys.exit(f"leafsum: the coordinator cannot start: {error}")  # no socket, so the pool hears the exit code
         return  # the pool was closed before this process had started
     coordinator.run()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import numbers
 import threading
 import weakref
 from collections.abc import Callable, Sequence
@@ -113,7 +114,9 @@ class Stream:
         Read on: a cancelled prompt comes to a completion with finish_reason "cancelled". It may have tokens that were
         not read when this was called. Raises ConfigError for an index that no prompt has.
         """
-        if prompt_index is not None and prompt_index not in range(len(self._requests)):
+        found: object = prompt_index
+        is_index = not isinstance(found, bool) and isinstance(found, numbers.Integral)
+        if prompt_index is not None and not (is_index and prompt_index in range(len(self._requests))):
             raise ConfigError(f"expected a prompt index of 0 to {len(self._requests) - 1}, got {prompt_index!r}")
         _cancel(self._conversation, [key for key, index in [*self._open.items()] if prompt_index in (None, index)])
 

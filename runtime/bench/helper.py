@@ -63,6 +63,7 @@ class Helper:
 
     def close(self) -> None:
         """Let it leave, or kill it. Safe to call again."""
+        self._answers.close()  # it may be writing one that nobody reads
         with contextlib.suppress(BrokenPipeError):  # it has ended with a question unread
             self._questions.close()
         try:
@@ -70,7 +71,6 @@ class Helper:
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
-        self._answers.close()
         self._errors.close()
 
     def __enter__(self) -> Self:
@@ -79,6 +79,8 @@ class Helper:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if error is not None:
+            self._process.kill()  # it may be at work for minutes more, and nobody wants the answer
         self.close()
 
     def _ended(self) -> LeafsumError:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import statistics
-import tempfile
 from collections.abc import Callable, Collection
 from contextlib import ExitStack
-from pathlib import Path
 
+from ..run_folder import RunFolder
 from .helper import Helper
 from .options import BenchOptions
 from .results import Results
@@ -42,8 +41,9 @@ def _name(transport: str, num_bytes: int, num_ranks: int) -> str:
 
 def _timed(stack: ExitStack, transport: str, num_ranks: int, options: BenchOptions) -> Callable[[], dict[str, float]]:
     """Starts a gang, which lives as long as `stack`."""
-    folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="leafsum-bench-"))
-    arguments = [transport, str(num_ranks), str(Path(folder) / "store")]
+    folder = RunFolder.make()  # one that a killed benchmark leaves is removed by the next run
+    stack.callback(folder.remove)
+    arguments = [transport, str(num_ranks), str(folder.store)]
     gang = stack.enter_context(Helper(f"{num_ranks} {transport} ranks", "leafsum.ranks.latency", arguments, ONE_THREAD))
     question = {"num_bytes": options.gather_bytes, "num_calls": options.gather_calls}
 

@@ -21,6 +21,11 @@ C = TypeVar("C", bound=Callable[..., Any])
 
 BENCH_SETTINGS = ("dtype", "exchange", "placement", "transport")
 MOST_RANKS = 64
+MOST = 1_000_000
+"""Of what is counted: rounds, tokens, rows, calls. More is a slip of the keyboard, or fits no memory."""
+
+MOST_GATHER_BYTES = 1 << 28
+"""A rank holds the parts of all: 2 GiB at 8 ranks."""
 
 EPILOG = """\b
 Suites (none named: all of them, in about two minutes on two idle cores):
@@ -59,8 +64,9 @@ folder. --json prints one document: every sample, versions, machine, aims. Exit 
 """
 
 
-def _size_option(flag: str, default: int, help: str) -> Callable[[C], C]:
-    return click.option(flag, type=click.IntRange(min=1), default=default, show_default=True, metavar="N", help=help)
+def _size_option(flag: str, default: int, help: str, *, least: int = 1, most: int = MOST) -> Callable[[C], C]:
+    sizes = click.IntRange(least, most)
+    return click.option(flag, type=sizes, default=default, show_default=True, metavar="N", help=help)
 
 
 @click.command(epilog=EPILOG)
@@ -71,15 +77,13 @@ def _size_option(flag: str, default: int, help: str) -> Callable[[C], C]:
 @click.option("--model", default=None, metavar="DIR|tiny|HUB-ID", help="Measure this model. [default: one made for it]")
 @click.option("--transformers/--no-transformers", default=True, show_default=True, help="Compare with transformers.")
 @_size_option("--prompt-tokens", 128, "Prompt of decode.")
-@click.option(
-    "--new-tokens", type=click.IntRange(min=2), default=64, show_default=True, metavar="N", help="Output of decode."
-)
+@_size_option("--new-tokens", 64, "Output of decode.", least=2)
 @_size_option("--long-prompt-tokens", 512, "Prompt of prompt.")
 @click.option(
     "--shape", "shapes", multiple=True, metavar="INxOUT", help="Linear layer; repeatable. [default: 2560x12288]"
 )
 @_size_option("--rows", 256, "Rows where linear meets torch.")
-@_size_option("--gather-bytes", 10240, "Bytes that each rank gives.")
+@_size_option("--gather-bytes", 10240, "Bytes that each rank gives.", most=MOST_GATHER_BYTES)
 @click.option("--gather-ranks", default="2,4,8", show_default=True, metavar="A,B,...", help="Rank counts of transport.")
 @_size_option("--gather-calls", 300, "Calls in one round.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON document on standard output, instead of the tables.")

@@ -5,6 +5,7 @@ Every test starts fresh interpreters, about two seconds of CPU each.
 
 from __future__ import annotations
 
+import math
 import signal
 import time
 from pathlib import Path
@@ -103,10 +104,17 @@ def test_a_store_in_no_folder_is_refused_at_once(kind, tmp_path):
         TRANSPORTS[kind](0, 1, tmp_path / "missing" / "rendezvous", timeout_s=30.0)
 
 
-@pytest.mark.parametrize("rank", [-1, 2])
+@pytest.mark.parametrize("rank", [-1, 2, 0.0, True])
 def test_a_rank_outside_the_gang_is_refused_at_once(kind, rank, tmp_path):
     with pytest.raises(ValueError, match=rf"a rank of 0\.\.1, found {rank}"):
         TRANSPORTS[kind](rank, 2, tmp_path / "rendezvous", timeout_s=30.0)
+
+
+@pytest.mark.parametrize("name", ["timeout_s", "meeting_timeout_s"])
+@pytest.mark.parametrize("value", [0, -1.0, math.nan, math.inf])
+def test_a_deadline_that_is_none_is_refused_at_once(kind, name, value, tmp_path):
+    with pytest.raises(ValueError, match=f"expected a finite {name} above 0, found {value!r}"):
+        TRANSPORTS[kind](0, 1, tmp_path / "rendezvous", **{"timeout_s": 30.0, name: value})
 
 
 def test_shared_memory_leaves_nothing_when_its_processes_are_killed(tmp_path):

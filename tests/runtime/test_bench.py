@@ -107,6 +107,8 @@ def test_flags_reach_the_suites(measured, capfd):
         (("kernel",), "'kernel' is not one of 'kernels'"),
         (("--rounds", "0"), "--rounds"),
         (("--new-tokens", "1"), "--new-tokens"),
+        (("--prompt-tokens", "9" * 20), "'--prompt-tokens': 99999999999999999999 is not in the range 1<=x<=1000000"),
+        (("--gather-bytes", "99999999999999"), "is not in the range 1<=x<=268435456"),
         (("--tp", "1,x"), "--tp: expected whole numbers of 1 to 64 with commas between, found 'x'"),
         (("--gather-ranks", "2,2"), "--gather-ranks: expected every number once, found '2,2'"),
         (("--shape", "2560"), "--shape: expected INxOUT, such as 2560x12288, found '2560'"),

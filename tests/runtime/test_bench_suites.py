@@ -1,8 +1,12 @@
 """The suites of the benchmark, for real and as small as can be. No speed is asserted."""
 
+import contextlib
 import re
+import signal
 import subprocess
 import sys
+import tempfile
+import time
 from contextlib import ExitStack
 from dataclasses import replace
 from importlib.util import find_spec
@@ -15,11 +19,13 @@ from leafsum.ranks.sizes import expected_tensors
 from leafsum.ranks.spec import load_spec
 from leafsum.ranks.tiny import ensure_tiny
 from leafsum.runtime.bench import generation, kernels, startup, transport
+from leafsum.runtime.bench import helper as helper_module
 from leafsum.runtime.bench.helper import Helper
 from leafsum.runtime.bench.model import CONFIG, write_model
 from leafsum.runtime.bench.options import BenchOptions, Shape
 from leafsum.runtime.bench.results import Results
 from leafsum.runtime.bench.rounds import Rounds
+from leafsum.runtime.run_folder import lock_of, remove_abandoned
 from leafsum.runtime.sampling import Completion
 from leafsum.runtime.settings import Settings
 from processes import all_gone, wait_until
@@ -212,6 +218,38 @@ def test_a_helper_that_says_nothing_runs_out_of_time(tmp_path, monkeypatch):
     text = "an answer of a helper within 0.01 s, found none; its last words: it said nothing"
     with Helper("a helper", "silent", []) as helper, pytest.raises(LeafsumError, match=text):
         helper.ask({}, timeout_s=0.01)
+
+
+@pytest.mark.parametrize("interrupted", [False, True])
+def test_a_helper_whose_answer_nobody_reads_is_not_waited_for(interrupted, tmp_path, monkeypatch):
+    work = "sleep(600)" if interrupted else "sleep(0)"
+    code = f"""
+from time import sleep
+from leafsum.ranks.json_lines import serve_lines
+serve_lines(lambda: lambda question: {work} or {{"long": "x" * 1_000_000}})
+"""
+    (tmp_path / "wordy.py").write_text(code)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setattr(helper_module, "LEAVE_TIMEOUT_S", 300.0)
+    begin_s = time.monotonic()
+    with contextlib.suppress(KeyboardInterrupt), Helper("a helper", "wordy", []) as helper:
+        helper._questions.write(b"{}\n")
+        helper._questions.flush()
+        if interrupted:
+            raise KeyboardInterrupt
+    assert time.monotonic() - begin_s < 60
+    assert helper._process.returncode == (-signal.SIGKILL if interrupted else 1)
+
+
+def test_a_gang_has_a_run_folder_which_is_held_and_goes(options, tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    with ExitStack() as stack:
+        transport._timed(stack, "shared", 1, options)
+        (folder,) = tmp_path.iterdir()
+        assert lock_of(folder).exists()
+        remove_abandoned(tmp_path)
+        assert folder.exists(), "held"
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_what_a_helper_prints_is_no_answer(tmp_path, monkeypatch):

@@ -46,3 +46,15 @@ def test_a_coordinator_whose_run_folder_is_gone_leaves_without_a_word(tmp_path, 
     command += ["--run-folder", str(tmp_path / "gone"), "--death-fd", str(death_pipe[0])]
     done = subprocess.run(command, pass_fds=[death_pipe[0]], timeout=60, capture_output=True)
     assert (done.returncode, done.stderr) == (0, b"")
+
+
+def test_a_folder_that_takes_no_socket_is_one_sentence_that_names_tmpdir(tmp_path, death_pipe):
+    (tmp_path / "host.sock").mkdir()
+    command = [sys.executable, "-m", "leafsum.runtime.coordinator", "--run-id", "run"]
+    command += ["--run-folder", str(tmp_path), "--death-fd", str(death_pipe[0])]
+    done = subprocess.run(command, pass_fds=[death_pipe[0]], timeout=60, capture_output=True, text=True)
+    assert done.returncode == 1
+    text = f"leafsum: the coordinator cannot start: cannot make the control socket {tmp_path}/host.sock: "
+    (line,) = done.stderr.splitlines()
+    assert line.startswith(text)
+    assert line.endswith("or set TMPDIR to another folder")

@@ -207,7 +207,7 @@ def test_a_stop_string_that_the_tokens_do_not_have_is_an_error_of_the_stream(coo
         stream.result()
 
 
-@pytest.mark.parametrize("prompt_index", [-1, 2, "a"])
+@pytest.mark.parametrize("prompt_index", [-1, 2, "a", 1.0, True])
 def test_cancelling_a_prompt_that_is_not_there_is_refused(prompt_index, coordinator):
     with pytest.raises(ConfigError, match="expected a prompt index of 0 to 1"):
         coordinator.stream(num_prompts=2).cancel(prompt_index)
