@@ -27,7 +27,7 @@ Examples:
   leafsum generate --model DIR --prompt-file story.txt --max-tokens 200
   cat prompts.txt | leafsum generate --model DIR --prompt-file - --one-prompt-per-line --json > results.jsonl
   leafsum generate --model DIR --prompt-ids 1,2,3          ids; also for a folder without a tokenizer
-  leafsum generate --model DIR --prompt "A list:" --stream --stop $'\n\n' --stop END
+  leafsum generate --model DIR --prompt "A list:" --stream --stop $'\\n\\n' --stop END
 
 \b
 Prompts are served in the order --prompt, --prompt-file, --prompt-ids. Without --json the texts go to standard output
