@@ -41,10 +41,8 @@ class GlooTransport(ProcessTransport):
         timeout_s: float,
         meeting_timeout_s: float | None = None,
     ) -> None:
-        super().__init__(rank, num_ranks, timeout_s, meeting_timeout_s)
+        super().__init__(rank, num_ranks, store_path, timeout_s, meeting_timeout_s)
         self._group: Any = None
-        if not Path(store_path).parent.is_dir():  # torch's store would try to open it for five minutes
-            raise ValueError(f"expected store_path in an existing folder, found {store_path}")
         limit_s = self._meeting_timeout_s
         self._group = self._named("meeting of all ranks", limit_s, self._meet, store_path, limit_s)
 

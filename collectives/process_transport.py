@@ -6,6 +6,7 @@ import math
 import time
 from abc import abstractmethod
 from collections.abc import Callable
+from pathlib import Path
 from typing import ClassVar, TypeVar, TypeVarTuple
 
 import torch
@@ -26,13 +27,22 @@ class ProcessTransport(Transport):
 
     kind: ClassVar[str]
 
-    def __init__(self, rank: int, num_ranks: int, timeout_s: float, meeting_timeout_s: float | None) -> None:
+    def __init__(
+        self,
+        rank: int,
+        num_ranks: int,
+        store_path: str | Path,
+        timeout_s: float,
+        meeting_timeout_s: float | None,
+    ) -> None:
         if type(rank) is not int or not 0 <= rank < num_ranks:
             raise ValueError(f"expected a rank of 0..{num_ranks - 1}, found {rank!r}")
         timeouts_s = {"timeout_s": timeout_s, "meeting_timeout_s": meeting_timeout_s}
         for name, value in timeouts_s.items():
             if value is not None and not 0 < value < math.inf:  # nan, too: a wait to that deadline would spin
                 raise ValueError(f"expected a finite {name} above 0, found {value!r}")
+        if not Path(store_path).parent.is_dir():  # torch's store would try to open it for five minutes
+            raise ValueError(f"expected store_path in an existing folder, found {store_path}")
         self.rank = rank
         self.num_ranks = num_ranks
         self.stats = TransportStats()

@@ -58,10 +58,8 @@ class SharedMemoryTransport(ProcessTransport):
         timeout_s: float,
         meeting_timeout_s: float | None = None,
     ) -> None:
-        super().__init__(rank, num_ranks, timeout_s, meeting_timeout_s)
+        super().__init__(rank, num_ranks, store_path, timeout_s, meeting_timeout_s)
         self._memory: _Memory | None = None
-        if not Path(store_path).parent.is_dir():
-            raise ValueError(f"expected store_path in an existing folder, found {store_path}")
         limit_s = self._meeting_timeout_s
         self._memory = memory = self._named(
             "meeting of all ranks", limit_s, _meet, rank, num_ranks, Path(store_path), limit_s
