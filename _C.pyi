@@ -76,6 +76,9 @@ def linear_leaves(x: F32, packed: Storage, dtype: str, num_columns: int, leaf_k:
 def swiglu(gate: F32, up: F32) -> F32:
     """fl32(silu(gate) * up), silu(g) = fl32(g * sigmoid(g)); same shapes."""
 
+def sigmoid_times(x: F32, gate: F32) -> F32:
+    """fl32(x * sigmoid(gate)); same shapes."""
+
 def experts(
     x: F32,
     slot_ids: I32,
@@ -97,7 +100,13 @@ def experts(
 
 # Rows.
 def rms_norm(x: F32, weight: F32, eps: float, one_plus_weight: bool) -> F32:
-    """x [..., N], weight [N]; eps is rounded to FP32."""
+    """x [..., N], weight [N]; eps is rounded to FP32.
+
+    weight [groups, N]: vector i of x, flattened to [-1, N], takes weight[i % groups].
+    """
+
+def gated_norm(x: F32, gate: F32, weight: F32, eps: float, activation: str) -> F32:
+    """x, gate [..., N], weight [N]: the RMSNorm of x, each element times activation ("silu" or "sigmoid") of gate."""
 
 def rotary(x: F32, positions: I32, frequencies: F32, attention_factor: float) -> F32:
     """x [M, heads, D], positions [M], frequencies [R/2], R <= D: the first R of D are rotated, x_i with x_(i+R/2)."""
@@ -133,12 +142,110 @@ def attention(
     kv_index: I32,
     scale: float,
     dtype: str,
+    selected: I32 | None = None,
+    counts: I32 | None = None,
 ) -> F32:
     """Row m, head h sees positions 0..row_num_keys[m]-1 of slot row_slots[m], through KV head kv_index[h].
 
     q [M, Hq, D]; page_table [slots, max_pages]; row_slots, row_num_keys [M]; kv_index [Hq]; -> [M, Hq, D].
+    selected [M, W], counts [M]: a row whose count is above zero sees the positions selected[m, :counts[m]] alone.
     Segments of 256 keys, blocks of 64, by index: see docs/numerics.md.
     """
+
+# Indexer of sparse attention. Block j of a slot, block_size positions, has its key in page page_table[slot, j // B] at
+# j % B, B = blocks_per_page. Runs as below.
+def store_index_keys(
+    raw: F32,
+    ring: F32,
+    weight: F32,
+    eps: float,
+    one_plus_weight: bool,
+    frequencies: F32,
+    attention_factor: float,
+    block_size: int,
+    key_pages: Storage,
+    page_table: I32,
+    row_order: I32,
+    run_slots: I32,
+    run_starts: I32,
+    run_ends: I32,
+    dtype: str,
+) -> None:
+    """Pools the keys of every block that a row completes into key_pages [P, D, B].
+
+    raw [M, D]; ring [slots, ring_rows, D] holds and takes raw keys; weight [D]; frequencies [R/2].
+    """
+
+def select_keys(
+    q: F32,
+    key_pages: Storage,
+    page_table: I32,
+    row_slots: I32,
+    positions: I32,
+    block_size: int,
+    budget: int,
+    scale: float,
+    dtype: str,
+) -> tuple[I32, I32]:
+    """q [M, heads, D], normed and rotated -> (selected [M, budget + block_size - 1], counts [M]).
+
+    counts 0: the row sees every key. Else selected[m, :counts[m]] are the positions of its best blocks and of the
+    unfinished one, ascending.
+    """
+
+# Layers with a state. row_order [M] has the rows of one slot after another, positions ascending; run r is
+# row_order[run_ends[r - 1]:run_ends[r]], of slot run_slots[r], from position run_starts[r] on. Rings hold the last rows by
+# position (p % rows). What lies before position 0 is never read.
+def causal_conv(
+    x: F32,
+    weight: F32,
+    dilation: int,
+    ring: F32,
+    row_order: I32,
+    run_slots: I32,
+    run_starts: I32,
+    run_ends: I32,
+) -> F32:
+    """x [M, C], weight [taps, C], oldest tap first; ring [slots, ring_rows, C] holds and takes inputs -> [M, C], silu
+    included. ring_rows > (taps - 1) * dilation."""
+
+def deltanet(
+    qkv: F32,
+    b: F32,
+    a: F32,
+    a_log: F32,
+    dt_bias: F32,
+    key_index: I32,
+    states: F32,
+    keys: Storage,
+    updates: F32,
+    decays: F32,
+    row_order: I32,
+    run_slots: I32,
+    run_starts: I32,
+    run_ends: I32,
+    scale: float,
+    dtype: str,
+) -> F32:
+    """Gated DeltaNet in border form, before its output norm -> [M, Hv, Dv].
+
+    qkv [M, 2 * Hk * Dk + Hv * Dv] after the convolution; b, a [M, Hv]; a_log, dt_bias [Hv]; key_index [Hv]: the key
+    head of a value head. Memory of a slot, all updated: states [slots, 2, Hv, Dk, Dv], the border at 64 j in place j % 2;
+    keys [slots, 2, Hk, Dk, 64]; updates [slots, 128, Hv, Dv]; decays [slots, 128, Hv].
+    """
+
+# Hyper-connections and n-gram embedding; S streams of H elements side by side.
+def hyper_gates(z: F32, num_streams: int, low_rank: int) -> tuple[F32, F32]:
+    """z [M, low_rank + n] -> (silu(z / S) [M, low_rank], 2 * sigmoid(z / S) [M, n])."""
+
+def hyper_mix(y: F32, normed: F32, num_streams: int) -> F32:
+    """y, normed [M, S * H] -> [M, H]: the mean over streams of sigmoid(y) * normed."""
+
+def hyper_write(streams: F32, y: F32, weights: F32) -> F32:
+    """streams [M, S * H], y [M, H], weights [M, S] -> [M, S * H]: each stream plus y times its weight."""
+
+def ngram_values(key_normed: F32, query_normed: F32, value: F32, scale: float) -> F32:
+    """key_normed, query_normed [M, S * H], value [M, H] -> [M, S * H]: the value times each stream's gate."""
 
 # The canonical tree: heap numbering, root 1, children of i are 2i and 2i+1, leaf l of P padded leaves is node P + l.
 def tree_nodes(

@@ -12,6 +12,9 @@ void register_linear(pybind11::module_& module);
 void register_experts(pybind11::module_& module);
 void register_rows(pybind11::module_& module);
 void register_attention(pybind11::module_& module);
+void register_deltanet(pybind11::module_& module);
+void register_streams(pybind11::module_& module);
+void register_indexer(pybind11::module_& module);
 void register_tree(pybind11::module_& module);
 void register_meeting(pybind11::module_& module);
 

@@ -82,6 +82,17 @@ const void* read_storage_flat(const char* argument, const py::array& array, DTyp
   return array.data();
 }
 
+const float* read_like(const char* argument, const py::array& array, const char* other_argument,
+                       const py::array& other) {
+  const float* data = read_flat<float>(argument, array);
+  if (shape_of(array) != shape_of(other)) {
+    fail_value(argument,
+               std::string("the shape of ") + other_argument + " " + py::str(other.attr("shape")).cast<std::string>(),
+               py::str(array.attr("shape")).cast<std::string>());
+  }
+  return data;
+}
+
 const void* read_storage(const char* argument, const py::array& array, DType dtype, Axes axes) {
   check_storage(argument, array, dtype);
   check_axes(argument, array, axes);

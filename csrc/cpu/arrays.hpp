@@ -74,6 +74,10 @@ T* write(const char* argument, py::array& array, Axes axes) {
   return static_cast<T*>(array.mutable_data());
 }
 
+// An FP32 array of the shape of another.
+const float* read_like(const char* argument, const py::array& array, const char* other_argument,
+                       const py::array& other);
+
 const void* read_storage(const char* argument, const py::array& array, DType dtype, Axes axes);
 const void* read_storage_flat(const char* argument, const py::array& array, DType dtype);
 void* write_storage(const char* argument, py::array& array, DType dtype, Axes axes);

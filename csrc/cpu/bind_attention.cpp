@@ -1,5 +1,8 @@
+#include <pybind11/stl.h>
+
 #include <algorithm>
 #include <numeric>
+#include <optional>
 
 #include "areas.hpp"
 #include "arrays.hpp"
@@ -37,18 +40,32 @@ void store_kv(const py::array& k, const py::array& v, py::array key_pages, py::a
   });
 }
 
-// Rows of one slot that follow each other, times the heads of one KV head, cut into tiles.
+// The keys that rows list, where they do: counts[row] > 0 of selected[row].
+struct KeyLists {
+  const int32_t* selected = nullptr;
+  const int32_t* counts = nullptr;
+  int64_t width = 0;
+  int32_t count(int64_t row) const { return counts ? counts[row] : 0; }
+  const int32_t* list(int64_t row) const { return count(row) > 0 ? selected + row * width : nullptr; }
+};
+
+// Rows of one slot that follow each other, times the heads of one KV head, cut into tiles. A row with a list has tiles
+// of its own.
 class TileMaker {
  public:
-  TileMaker(const int32_t* row_slots, const int32_t* row_num_keys, const int32_t* kv_index, int64_t num_heads)
-      : row_slots_(row_slots), row_num_keys_(row_num_keys), kv_index_(kv_index), heads_(num_heads) {
+  TileMaker(const int32_t* row_slots, const int32_t* row_num_keys, const KeyLists& lists, const int32_t* kv_index,
+            int64_t num_heads)
+      : row_slots_(row_slots), row_num_keys_(row_num_keys), lists_(lists), kv_index_(kv_index), heads_(num_heads) {
     std::iota(heads_.begin(), heads_.end(), 0);
     std::stable_sort(heads_.begin(), heads_.end(), [&](int32_t a, int32_t b) { return kv_index[a] < kv_index[b]; });
   }
 
   std::vector<AttentionTile> tiles(int64_t num_rows) {
     for (int64_t row = 0, next; row < num_rows; row = next) {
-      for (next = row; next < num_rows && row_slots_[next] == row_slots_[row];) ++next;
+      next = row + 1;
+      if (!lists_.list(row)) {
+        while (next < num_rows && row_slots_[next] == row_slots_[row] && !lists_.list(next)) ++next;
+      }
       add_rows(static_cast<int32_t>(row), static_cast<int32_t>(next));
     }
     return std::move(tiles_);
@@ -59,7 +76,7 @@ class TileMaker {
     for (size_t first = 0, next; first < heads_.size(); first = next) {
       const int32_t kv_head = kv_index_[heads_[first]];
       for (next = first; next < heads_.size() && kv_index_[heads_[next]] == kv_head;) ++next;
-      tiles_.push_back({row_slots_[begin], kv_head, 0, 0, {}, {}});
+      tiles_.push_back({row_slots_[begin], kv_head, 0, lists_.count(begin), lists_.list(begin), {}, {}});
       for (int32_t row = begin; row < end; ++row) {
         for (size_t head = first; head < next; ++head) add_query(row, heads_[head]);
       }
@@ -68,16 +85,18 @@ class TileMaker {
 
   void add_query(int32_t row, int32_t head) {
     if (tiles_.back().num_queries == QUERIES_PER_TILE) {
-      tiles_.push_back({tiles_.back().slot, tiles_.back().kv_head, 0, 0, {}, {}});
+      const AttentionTile& full = tiles_.back();
+      tiles_.push_back({full.slot, full.kv_head, 0, lists_.count(row), full.list, {}, {}});
     }
     AttentionTile& tile = tiles_.back();
     tile.rows[tile.num_queries] = row;
     tile.heads[tile.num_queries++] = head;
-    tile.max_keys = std::max(tile.max_keys, row_num_keys_[row]);
+    if (!tile.list) tile.max_keys = std::max(tile.max_keys, row_num_keys_[row]);
   }
 
   const int32_t* row_slots_;
   const int32_t* row_num_keys_;
+  KeyLists lists_;
   const int32_t* kv_index_;
   std::vector<int32_t> heads_;
   std::vector<AttentionTile> tiles_;
@@ -106,9 +125,26 @@ void run_attention(AttentionArgs args, const float* q, const std::vector<Attenti
                [&](int64_t tile) { set.attention(args, tiles[tile], thread_scratch(scratch_size)); });
 }
 
+// What a row lists must be keys that it could see.
+KeyLists read_lists(const AttentionArgs& args, const std::optional<py::array>& selected,
+                    const std::optional<py::array>& counts, int64_t num_rows) {
+  if (selected.has_value() != counts.has_value()) fail("expected selected and counts together, or neither");
+  if (!selected) return {};
+  KeyLists lists;
+  lists.selected = read<int32_t>("selected", *selected, {{"M", num_rows}, {"W"}});
+  lists.counts = read<int32_t>("counts", *counts, {{"M", num_rows}});
+  lists.width = selected->shape(1);
+  check_range("counts", lists.counts, num_rows, 0, lists.width);
+  for (int64_t row = 0; row < num_rows; ++row) {
+    check_range("selected", lists.selected + row * lists.width, lists.counts[row], 0, args.row_num_keys[row] - 1);
+  }
+  return lists;
+}
+
 py::array attention(const py::array& q, const py::array& key_pages, const py::array& value_pages,
                     const py::array& page_table, const py::array& row_slots, const py::array& row_num_keys,
-                    const py::array& kv_index, double scale, const std::string& dtype_name) {
+                    const py::array& kv_index, double scale, const std::string& dtype_name,
+                    const std::optional<py::array>& selected, const std::optional<py::array>& counts) {
   AttentionArgs args{};
   args.dtype = parse_dtype(dtype_name);
   const float* from = read<float>("q", q, {{"M"}, {"Hq"}, {"D"}});
@@ -131,11 +167,12 @@ py::array attention(const py::array& q, const py::array& key_pages, const py::ar
   const int32_t* kv = read<int32_t>("kv_index", kv_index, {{"Hq", args.num_heads}});
   check_range("kv_index", kv, args.num_heads, 0, args.num_kv_heads - 1);
   check_pages(args, slots, num_rows, pages.size);
+  const KeyLists lists = read_lists(args, selected, counts, num_rows);
   args.scale = static_cast<float>(scale);
   py::array_t<float> out = new_array<float>(shape_of(q));
   args.out = out.mutable_data();
   without_gil([&] {
-    run_attention(args, from, TileMaker(slots, args.row_num_keys, kv, args.num_heads).tiles(num_rows), num_rows);
+    run_attention(args, from, TileMaker(slots, args.row_num_keys, lists, kv, args.num_heads).tiles(num_rows), num_rows);
   });
   return out;
 }
@@ -146,7 +183,8 @@ void register_attention(py::module_& module) {
   module.def("store_kv", &store_kv, py::arg("k"), py::arg("v"), py::arg("key_pages"), py::arg("value_pages"),
              py::arg("row_pages"), py::arg("row_offsets"), py::arg("dtype"));
   module.def("attention", &attention, py::arg("q"), py::arg("key_pages"), py::arg("value_pages"), py::arg("page_table"),
-             py::arg("row_slots"), py::arg("row_num_keys"), py::arg("kv_index"), py::arg("scale"), py::arg("dtype"));
+             py::arg("row_slots"), py::arg("row_num_keys"), py::arg("kv_index"), py::arg("scale"), py::arg("dtype"),
+             py::arg("selected") = py::none(), py::arg("counts") = py::none());
 }
 
 }  // namespace leafsum

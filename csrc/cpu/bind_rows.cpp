@@ -24,7 +24,13 @@ py::array rms_norm(const py::array& x, const py::array& weight, double eps, bool
   if (size < 1) fail_value("x", "at least one element a row", "N = 0");
   NormArgs args{};
   args.x = read_flat<float>("x", x);
-  args.weight = read<float>("weight", weight, {{"N", size}});
+  const bool is_grouped = weight.ndim() == 2;
+  args.weight = is_grouped ? read<float>("weight", weight, {{"groups"}, {"N", size}})
+                           : read<float>("weight", weight, {{"N", size}});
+  args.num_groups = is_grouped ? weight.shape(0) : 1;
+  if (args.num_groups < 1 || x.size() / size % args.num_groups != 0) {
+    fail_value("x", "rows in whole groups of " + std::to_string(args.num_groups), std::to_string(x.size() / size));
+  }
   args.eps = static_cast<float>(eps);
   args.one_plus_weight = one_plus_weight;
   args.size = size;
@@ -34,6 +40,28 @@ py::array rms_norm(const py::array& x, const py::array& weight, double eps, bool
   without_gil([&] {
     const Kernels& set = kernels();
     for_rows(num_rows, 0.5 * args.size, 0, [&](int64_t row, float*) { set.rms_norm(args, row); });
+  });
+  return out;
+}
+
+py::array gated_norm(const py::array& x, const py::array& gate, const py::array& weight, double eps,
+                     const std::string& activation) {
+  if (x.ndim() < 1) fail_value("x", "at least one axis", "shape []");
+  GatedNormArgs args{};
+  args.size = x.shape(x.ndim() - 1);
+  if (args.size < 1) fail_value("x", "at least one element a row", "N = 0");
+  args.x = read_flat<float>("x", x);
+  args.gate = read_like("gate", gate, "x", x);
+  args.weight = read<float>("weight", weight, {{"N", args.size}});
+  args.eps = static_cast<float>(eps);
+  if (activation != "silu" && activation != "sigmoid") fail_value("activation", "silu or sigmoid", activation);
+  args.activation = activation == "silu" ? Gate::silu : Gate::sigmoid;
+  py::array_t<float> out = new_array<float>(shape_of(x));
+  args.out = out.mutable_data();
+  const int64_t num_rows = x.size() / args.size;
+  without_gil([&] {
+    const Kernels& set = kernels();
+    for_rows(num_rows, 2.5 * args.size, 0, [&](int64_t row, float*) { set.gated_norm(args, row); });
   });
   return out;
 }
@@ -137,6 +165,8 @@ py::array residual_hash(const py::array& x, const py::array& positions) {
 
 void register_rows(py::module_& module) {
   module.def("rms_norm", &rms_norm, py::arg("x"), py::arg("weight"), py::arg("eps"), py::arg("one_plus_weight"));
+  module.def("gated_norm", &gated_norm, py::arg("x"), py::arg("gate"), py::arg("weight"), py::arg("eps"),
+             py::arg("activation"));
   module.def("rotary", &rotary, py::arg("x"), py::arg("positions"), py::arg("frequencies"),
              py::arg("attention_factor"));
   module.def("router", &router, py::arg("logits"), py::arg("top_k"), py::arg("renormalise"));

@@ -19,6 +19,14 @@ constexpr int64_t NUM_LANES = 64;           // The lane rule: docs/numerics.md s
 constexpr int64_t KEYS_PER_BLOCK = 64;
 constexpr int64_t KEYS_PER_SEGMENT = 256;
 constexpr int QUERIES_PER_TILE = 48;
+constexpr int64_t ROWS_PER_BORDER = 64;    // Of DeltaNet's state; its rings hold twice as many rows.
+constexpr int64_t DELTANET_COLUMNS = 128;  // The most value columns of one task.
+
+// Consecutive positions of one slot, from `start` on: rows[i] is the row of position start + i.
+struct Run {
+  const int32_t* rows;
+  int64_t num_rows, slot, start;
+};
 
 // x holds values already rounded to dtype; k = packed rows; leaf_k = k for a wide linear.
 struct LinearArgs {
@@ -61,11 +69,24 @@ struct ExpertArgs {
   float* out;
 };
 
+// Row i takes the weights of group i % num_groups.
 struct NormArgs {
   const float* x;
   const float* weight;
   float eps;
   bool one_plus_weight;
+  int64_t size, num_groups;
+  float* out;
+};
+
+enum class Gate { silu, sigmoid };
+
+struct GatedNormArgs {
+  const float* x;
+  const float* gate;
+  const float* weight;
+  float eps;
+  Gate activation;
   int64_t size;
   float* out;
 };
@@ -130,11 +151,101 @@ struct AttentionArgs {
   float* out;
 };
 
-// Queries of one slot and one KV head: their keys and values are widened once for all of them.
+// Queries of one slot and one KV head: their keys and values are widened once for all of them. With a list, all of them
+// see its max_keys positions, else each as many keys as its row does.
 struct AttentionTile {
   int32_t slot, kv_head, num_queries, max_keys;
+  const int32_t* list;
   int32_t rows[QUERIES_PER_TILE];
   int32_t heads[QUERIES_PER_TILE];
+};
+
+struct ConvArgs {
+  const float* x;       // [M, num_channels]
+  const float* weight;  // [num_taps, num_channels]
+  const float* zeros;   // [num_channels]
+  const float* ring;    // [slots, ring_rows, num_channels]
+  int64_t num_channels, num_taps, dilation, ring_rows;
+  float* out;
+};
+
+// The rings and states are [slots, ...]; see bind_deltanet.cpp. q and k are [M, num_key_heads, key_dim], normed and
+// rounded; beta, and sums of g from the border on, are [M, num_heads]; rates = -exp(A_log).
+struct DeltaNetArgs {
+  DType dtype;
+  const float* qkv;
+  int64_t row_size;
+  const float* b;
+  const float* a;
+  const float* rates;
+  const float* dt_bias;
+  const int32_t* key_index;
+  float* states;
+  void* keys;
+  float* updates;
+  float* decays;
+  int64_t num_key_heads, num_heads, key_dim, value_dim;
+  float scale;
+  float* q;
+  float* k;
+  float* beta;
+  float* sums;
+  float* out;
+};
+
+struct StreamGatesArgs {
+  const float* z;  // [M, low_rank + num_inject]
+  int64_t num_streams, low_rank, num_inject;
+  float* inner;
+  float* inject;
+};
+
+struct StreamMixArgs {
+  const float* y;
+  const float* normed;
+  int64_t num_streams, size;
+  float* out;
+};
+
+struct StreamWriteArgs {
+  const float* streams;
+  const float* y;
+  const float* weights;
+  int64_t num_streams, size;
+  float* out;
+};
+
+struct NgramValuesArgs {
+  const float* keys;     // Normed, [M, num_streams, size].
+  const float* queries;  // Normed, like keys.
+  const float* value;    // [M, size]
+  float scale;
+  int64_t num_streams, size;
+  float* out;
+};
+
+struct IndexKeyArgs {
+  DType dtype;
+  const float* raw;
+  const float* ring;
+  const float* weight;
+  float eps;
+  bool one_plus_weight;
+  const float* frequencies;
+  float attention_factor;
+  int64_t num_frequencies, size, block_size, ring_rows, blocks_per_page, max_pages;
+  void* key_pages;
+  const int32_t* page_table;
+};
+
+struct IndexScoreArgs {
+  DType dtype;
+  const float* queries;  // Rounded to dtype.
+  const void* key_pages;
+  const int32_t* page_table;
+  const int32_t* row_slots;
+  int64_t num_heads, size, blocks_per_page, max_pages;
+  float scale;
 };
 
 // The sum of one row and one wanted node as a postfix program over a stack of rows.
@@ -176,6 +287,20 @@ struct Kernels {
   void (*store_kv)(const StoreArgs& args, int64_t row);
   void (*attention)(const AttentionArgs& args, const AttentionTile& tile, float* scratch);
   void (*tree)(const TreeArgs& args, int64_t column_begin, int64_t column_end);
+  void (*gated_norm)(const GatedNormArgs& args, int64_t row);
+  void (*sigmoid_times)(const float* x, const float* gate, float* out, int64_t count);
+  void (*conv)(const ConvArgs& args, const Run& run, int64_t index, int64_t begin, int64_t end);
+  void (*deltanet_prepare)(const DeltaNetArgs& args, int64_t row);
+  void (*deltanet_sums)(const DeltaNetArgs& args, const Run& run);
+  void (*deltanet)(const DeltaNetArgs& args, const Run& run, int64_t head, int64_t column_begin, int64_t num_columns,
+                   float* scratch);
+  void (*deltanet_keep)(const DeltaNetArgs& args, const Run& run);
+  void (*stream_gates)(const StreamGatesArgs& args, int64_t row);
+  void (*stream_mix)(const StreamMixArgs& args, int64_t row);
+  void (*stream_write)(const StreamWriteArgs& args, int64_t row);
+  void (*ngram_values)(const NgramValuesArgs& args, int64_t row);
+  void (*index_key)(const IndexKeyArgs& args, const Run& run, int64_t index, float* scratch);
+  void (*index_score)(const IndexScoreArgs& args, int64_t row, int64_t num_blocks, float* scores, float* scratch);
 };
 
 static constexpr int64_t padded(int64_t size, int64_t multiple) { return (size + multiple - 1) / multiple * multiple; }
@@ -188,6 +313,12 @@ constexpr int64_t EXPERTS_SCRATCH = LINEAR_SCRATCH + ROWS_PER_TASK * COLUMNS_PER
 static constexpr int64_t attention_scratch(int64_t head_dim) {
   return KEYS_PER_BLOCK * ((head_dim > KEYS_PER_BLOCK ? head_dim : KEYS_PER_BLOCK) + head_dim + padded(head_dim, 16)) +
          QUERIES_PER_TILE * (KEYS_PER_BLOCK + NUM_LANES + 2 * padded(head_dim, 16));
+}
+
+// Floats of scratch of one DeltaNet task: see lay_out in deltanet.inc.
+static constexpr int64_t deltanet_scratch(int64_t key_dim, int64_t num_columns) {
+  return 2 * key_dim * (ROWS_PER_BORDER + padded(num_columns, 16)) + 2 * ROWS_PER_BORDER * ROWS_PER_BORDER +
+         (3 * ROWS_PER_BORDER + 8) * padded(num_columns, 16);
 }
 
 extern const Kernels PLAIN_KERNELS;

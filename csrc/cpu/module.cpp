@@ -9,6 +9,9 @@ PYBIND11_MODULE(_C, module) {
   leafsum::register_experts(module);
   leafsum::register_rows(module);
   leafsum::register_attention(module);
+  leafsum::register_deltanet(module);
+  leafsum::register_streams(module);
+  leafsum::register_indexer(module);
   leafsum::register_tree(module);
   leafsum::register_meeting(module);
 }

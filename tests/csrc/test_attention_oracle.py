@@ -11,8 +11,7 @@ from leafsum import _C
 from machines import machines
 from oracle.attention import paged_attention, store_kv
 from oracle.inputs import F32, I32, integers, numbers, permutation
-from oracle.model import inverse_sqrt
-from oracle.rounding import DTYPES, Storage, narrow
+from oracle.rounding import DTYPES, Storage, inverse_sqrt, narrow
 
 BORDERS = (1, 2, 63, 64, 65, 127, 129, 255, 256, 257, 320, 513)
 

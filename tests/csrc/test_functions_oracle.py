@@ -10,7 +10,7 @@ import pytest
 from bits import assert_same_bits
 from leafsum import _C
 from machines import machines
-from oracle.functions import FUNCTIONS
+from oracle.functions import FUNCTIONS, ByDoubles, exp, sigmoid, softplus
 from oracle.inputs import F32, KINDS, numbers, raw_bits
 
 HARD_ARGUMENTS: dict[str, list[int]] = json.loads(Path(__file__).with_name("hard_arguments.json").read_text())
@@ -71,6 +71,13 @@ def test_hard_arguments(name: str) -> None:
     bits = np.array(HARD_ARGUMENTS[name], dtype=np.uint32)
     mirrored = bits ^ np.uint32(1 << 31) if name in ("sin", "cos") else bits
     assert_correctly_rounded(name, np.concatenate([bits, mirrored]).view(np.float32))
+
+
+@pytest.mark.parametrize(("name", "function"), [("exp", exp), ("sigmoid", sigmoid), ("softplus", softplus)])
+def test_functions_by_way_of_doubles_are_the_exact_ones(name: str, function: ByDoubles) -> None:
+    hard = np.array(HARD_ARGUMENTS[name], dtype=np.uint32).view(np.float32)
+    x = np.concatenate([arguments(500), hard])
+    assert_same_bits(function(x), FUNCTIONS[name](x), any_nan=True)
 
 
 @pytest.mark.full

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from csrc.one_sequence import convolution, deltanet, pooled_keys, select_keys
 from leafsum import _C
 from machines import machines
 from oracle.experts import Expert
@@ -46,9 +47,31 @@ def tree(slot_rows: F32, slot_ids: I32, num_ids: int) -> F32:
     return _C.tree_nodes(slot_rows, slot_ids, num_ids, 8, True, no_nodes, no_rows, np.array([1], dtype=np.int32))[:, 0]
 
 
+def selected_keys(
+    queries: F32, positions: I32, keys: F32, block_size: int, budget: int, scale: float, dtype: str
+) -> I32:
+    """The lists of all rows, one after another."""
+    padded = np.zeros((-len(keys) % 16 + len(keys), keys.shape[1]), dtype=np.float32)
+    padded[: len(keys)] = keys
+    pages = _C.narrow(np.ascontiguousarray(padded.reshape(-1, 16, keys.shape[1]).swapaxes(1, 2)), dtype)
+    selected, counts = select_keys(queries, pages, positions, block_size, budget, scale, dtype)
+    return np.concatenate([row[:count] for row, count in zip(selected, counts, strict=True)])
+
+
 KERNELS: dict[str, Callable[..., Any]] = {
     **{name: getattr(_C, name) for name in FUNCTIONS},
     "rms_norm": lambda x, weight: _C.rms_norm(x, weight, 1e-6, False),
+    "gated_norm": lambda x, gate, weight, activation: _C.gated_norm(x, gate, weight, 1e-6, activation),
+    "output_gate": _C.sigmoid_times,
+    "mixer_row": lambda x, num_streams: _C.hyper_gates(x, num_streams, x.shape[1])[0],
+    "injection_weights": lambda z, num_streams: _C.hyper_gates(z, num_streams, 0)[1],
+    "mixed_row": _C.hyper_mix,
+    "written_streams": lambda streams, output, weights: _C.hyper_write(streams, output, weights),
+    "stream_values": _C.ngram_values,
+    "convolution": convolution,
+    "deltanet": deltanet,
+    "pooled_keys": lambda raw, **rules: pooled_keys(raw, *rules.values()),
+    "selected_keys": selected_keys,
     "swiglu": _C.swiglu,
     "rotary": lambda x, positions, frequency: _C.rotary(x, positions, frequency, 1.0),
     "router": lambda logits, top_k: _C.router(logits, top_k, True)[1],

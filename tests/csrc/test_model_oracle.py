@@ -1,21 +1,24 @@
-"""A whole small model: the kernels wired as the oracle wires its parts give the oracle's logits, bit for bit."""
+"""Whole small models: kernels wired as the oracle wires its parts give the oracle's logits, bit for bit."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import pytest
 from bits import assert_same_bits
+from csrc.one_sequence import convolution, deltanet, index_pages, select_keys
 from leafsum import _C
 from machines import machine
-from oracle.golden import MODEL_CONFIG, MODEL_TOKENS, record, small_model_weights
-from oracle.inputs import F32, integers, numbers
+from oracle.config import Config
+from oracle.golden import MODELS, SmallModel, record
+from oracle.inputs import F32, I32, integers, numbers
 from oracle.linear import NARROW_LEAF_K
-from oracle.model import Config, Qwen3Moe, inverse_sqrt
-from oracle.rotary import frequencies
-from oracle.rounding import DTYPES
+from oracle.model import Model
+from oracle.parts import Lists, Parts, leaf_ids, num_head_leaves, shared_index
+from oracle.rounding import DTYPES, inverse_sqrt
 from oracle.small_models import random_weights
 from oracle.tree import tree_sum
 
@@ -23,62 +26,100 @@ PAGE_SIZE = 4
 GOLDEN = json.loads(Path(__file__).with_name("golden.json").read_text())
 
 
-class KernelModel(Qwen3Moe):
-    """The oracle's model with a kernel in place of every part."""
+class KernelParts(Parts):
+    """A kernel in place of every part."""
 
-    def _norm(self, name: str, x: F32) -> F32:
-        return _C.rms_norm(x, self._weights[f"{name}.weight"], self._config.rms_norm_eps, False)
+    def rms_norm(self, x: F32, weight: F32, eps: float, one_plus_weight: bool) -> F32:
+        return _C.rms_norm(x, weight, eps, one_plus_weight)
 
-    def _wide(self, name: str, x: F32, bias: F32 | None = None) -> F32:
-        return self._product(name, x, 0, bias)
+    def gated_norm(self, x: F32, gate: F32, weight: F32, eps: float, activation: str) -> F32:
+        return _C.gated_norm(x, gate, weight, eps, activation)
 
-    def _product(self, name: str, x: F32, leaf_k: int, bias: F32 | None) -> F32:
-        weight = self._weights[name]
-        return _C.linear(x, self._packed(name), self._dtype, weight.shape[0], leaf_k, bias)
+    def wide(self, x: F32, weight: F32, bias: F32 | None = None) -> F32:
+        return _C.linear(x, self._packed(weight), self.dtype, len(weight), 0, bias)
 
-    def _packed(self, name: str) -> np.ndarray:
-        return _C.pack_weight(_C.narrow(self._weights[name], self._dtype), self._dtype)
+    def narrow(self, x: F32, weight: F32) -> F32:
+        return _C.linear(x, self._packed(weight), self.dtype, len(weight), NARROW_LEAF_K, None)
 
-    def _rotary(self, x: F32) -> F32:
-        positions = np.arange(len(x), dtype=np.int32)
-        return _C.rotary(x, positions, frequencies(self._config.rope_theta, self._config.head_dim), 1.0)
+    def _packed(self, weight: F32) -> np.ndarray:
+        return _C.pack_weight(_C.narrow(weight, self.dtype), self.dtype)
 
-    def _attend(self, q: F32, k: F32, v: F32) -> F32:
+    def row_split(self, x: F32, weight: F32, num_heads: int) -> F32:
+        num_leaves = num_head_leaves(num_heads)
+        leaf_k = x.shape[1] // num_leaves
+        leaves = _C.linear_leaves(x, self._packed(weight), self.dtype, len(weight), leaf_k)
+        return root(leaves, leaf_ids(len(x), num_leaves), num_leaves, 1)
+
+    def rotary(self, x: F32, frequency: F32) -> F32:
+        return _C.rotary(x, np.arange(len(x), dtype=np.int32), frequency, 1.0)
+
+    def attention(self, q: F32, k: F32, v: F32, lists: Lists) -> F32:
         num_rows, num_groups, head_dim = k.shape
         num_pages = -(-num_rows // PAGE_SIZE)
         positions = np.arange(num_rows, dtype=np.int32)
-        keys = _C.narrow(np.full((num_pages, num_groups, head_dim, PAGE_SIZE), np.nan, dtype=np.float32), self._dtype)
+        keys = _C.narrow(np.full((num_pages, num_groups, head_dim, PAGE_SIZE), np.nan, dtype=np.float32), self.dtype)
         values = keys.reshape(num_pages, num_groups, PAGE_SIZE, head_dim).copy()
-        _C.store_kv(k, v, keys, values, positions // PAGE_SIZE, positions % PAGE_SIZE, self._dtype)
+        _C.store_kv(k, v, keys, values, positions // PAGE_SIZE, positions % PAGE_SIZE, self.dtype)
         table, slots = np.arange(num_pages, dtype=np.int32)[None, :], np.zeros(num_rows, dtype=np.int32)
-        scale = float(inverse_sqrt(head_dim))
-        seen = positions + np.int32(1)
-        return _C.attention(q, keys, values, table, slots, seen, self._kv_index(), scale, self._dtype)
+        scale, seen = float(inverse_sqrt(head_dim)), positions + np.int32(1)
+        counts = np.array([len(keys or []) for keys in lists], dtype=np.int32)
+        selected = np.zeros((num_rows, max(counts)), dtype=np.int32)
+        for row, listed in enumerate(lists):
+            selected[row, : counts[row]] = listed or []
+        kv_index = shared_index(q.shape[1], num_groups)
+        return _C.attention(q, keys, values, table, slots, seen, kv_index, scale, self.dtype, selected, counts)
 
-    def _output_projection(self, name: str, x: F32) -> F32:
-        num_leaves = self._config.num_attention_leaves
-        leaf_k, num_columns = x.shape[1] // num_leaves, self._config.hidden_size
-        packed = self._packed(f"{name}.weight")
-        leaves = _C.linear_leaves(x, packed, self._dtype, num_columns, leaf_k)
-        ids = np.tile(np.arange(num_leaves, dtype=np.int32), (len(x), 1))
-        return root(leaves, ids, num_leaves, 1)
+    def gated(self, x: F32, gate: F32) -> F32:
+        return _C.sigmoid_times(x, gate)
 
-    def _mlp(self, layer: int, x: F32) -> F32:
-        config, prefix = self._config, f"model.layers.{layer}.mlp"
-        if not config.is_sparse(layer):
-            hidden = _C.swiglu(self._wide(f"{prefix}.gate_proj.weight", x), self._wide(f"{prefix}.up_proj.weight", x))
-            return self._wide(f"{prefix}.down_proj.weight", hidden)
-        logits = self._product(f"{prefix}.gate.weight", x, NARROW_LEAF_K, None)
-        ids, slot_weights = _C.router(logits, config.top_k, config.norm_topk_prob)
-        gate, up, down = (self._experts(prefix, part) for part in ("gate", "up", "down"))
-        slots = np.empty((*ids.shape, config.hidden_size), dtype=np.float32)
-        everyone = np.arange(config.num_experts, dtype=np.int32)
-        _C.experts(x, ids, slot_weights, gate, up, down, everyone, self._dtype, slots)
-        return root(slots, ids, config.num_experts, 8)
+    def key_lists(
+        self, queries: F32, raw_keys: F32, norm: F32, eps: float, frequency: F32, block_size: int, budget: int
+    ) -> Lists:
+        pages = index_pages(raw_keys, norm, eps, True, frequency, 1.0, block_size, self.dtype)
+        positions, scale = np.arange(len(queries), dtype=np.int32), float(inverse_sqrt(raw_keys.shape[1]))
+        chosen = select_keys(queries, pages, positions, block_size, budget, scale, self.dtype)
+        return [selected[:count].tolist() if count else None for selected, count in zip(*chosen, strict=True)]
 
-    def _experts(self, prefix: str, part: str) -> np.ndarray:
-        names = [f"{prefix}.experts.{i}.{part}_proj.weight" for i in range(self._config.num_experts)]
-        return np.stack([self._packed(name) for name in names])
+    def convolution(self, x: F32, weight: F32, dilation: int) -> F32:
+        return convolution(x, weight, dilation)
+
+    def deltanet(self, qkv: F32, b: F32, a: F32, a_log: F32, dt_bias: F32, num_key_heads: int, key_dim: int) -> F32:
+        key_index, scale = shared_index(len(a_log), num_key_heads), float(inverse_sqrt(key_dim))
+        heads = key_index, num_key_heads, key_dim, scale
+        return deltanet(qkv, b, a, a_log, dt_bias, *heads, self.dtype)
+
+    def swiglu(self, gate: F32, up: F32) -> F32:
+        return _C.swiglu(gate, up)
+
+    def route(self, logits: F32, top_k: int, renormalise: bool) -> tuple[I32, F32]:
+        return _C.router(logits, top_k, renormalise)
+
+    def sigmoid(self, x: F32) -> F32:
+        return _C.sigmoid(x)
+
+    def experts(
+        self, x: F32, ids: I32, slot_weights: F32, mlps: Sequence[tuple[F32, F32, F32]], num_routed: int
+    ) -> F32:
+        gate, up, down = (np.stack([self._packed(mlp[part]) for mlp in mlps]) for part in range(3))
+        slots = np.empty((*ids.shape, x.shape[1]), dtype=np.float32)
+        everyone = np.arange(len(mlps), dtype=np.int32)
+        _C.experts(x, ids, slot_weights, gate, up, down, everyone, self.dtype, slots)
+        return root(slots, ids, num_routed, 8)
+
+    def mixer_row(self, x: F32, num_streams: int) -> F32:
+        return _C.hyper_gates(x, num_streams, x.shape[1])[0]
+
+    def injection_weights(self, z: F32, num_streams: int) -> F32:
+        return _C.hyper_gates(z, num_streams, 0)[1]
+
+    def mixed_row(self, y: F32, normed: F32, num_streams: int) -> F32:
+        return _C.hyper_mix(y, normed, num_streams)
+
+    def written_streams(self, streams: F32, output: F32, weights: F32) -> F32:
+        return _C.hyper_write(streams, output, weights)
+
+    def stream_values(self, key_normed: F32, query_normed: F32, value: F32) -> F32:
+        return _C.ngram_values(key_normed, query_normed, value, float(inverse_sqrt(value.shape[1])))
 
 
 def root(slot_rows: F32, slot_ids: np.ndarray, num_ids: int, ids_per_leaf: int) -> F32:
@@ -88,12 +129,20 @@ def root(slot_rows: F32, slot_ids: np.ndarray, num_ids: int, ids_per_leaf: int) 
     return np.ascontiguousarray(nodes[:, 0])
 
 
+def forward_logits(model: SmallModel, parts: Parts) -> F32:
+    return Model(model.config, model.weights(), parts).forward(model.token_ids).logits
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_golden_logits(dtype: str) -> None:
-    for instruction_set in _C.instruction_sets():
+@pytest.mark.parametrize("name", MODELS)
+def test_golden_logits(name: str, dtype: str) -> None:
+    """Compute dtypes without committed bits are held against the plain instruction set."""
+    found = {}
+    for instruction_set in reversed(_C.instruction_sets()):
         with machine(instruction_set, 2):
-            forward = KernelModel(MODEL_CONFIG, small_model_weights(), dtype).forward(MODEL_TOKENS)
-        assert record(forward.logits) == GOLDEN[f"model/{dtype}"], instruction_set
+            found[instruction_set] = record(forward_logits(MODELS[name], KernelParts(dtype)))
+        expected = GOLDEN[f"model/{name}/{dtype}"] if dtype in MODELS[name].dtypes else found["plain"]
+        assert found[instruction_set] == expected, instruction_set
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -112,17 +161,19 @@ def test_dense_layers_tied_head_and_long_rows(dtype: str) -> None:
     )
     weights = random_weights(config, vocab_size=30, expert_size=12, seed="dense", dense_size=28)
     token_ids = integers("tokens", 0, 30, (66,)).tolist()
-    expected = Qwen3Moe(config, weights, dtype).forward(token_ids)
-    actual = KernelModel(config, weights, dtype).forward(token_ids)
+    expected = Model(config, weights, Parts(dtype)).forward(token_ids)
+    actual = Model(config, weights, KernelParts(dtype)).forward(token_ids)
     assert_same_bits(actual.residual, expected.residual)
     assert_same_bits(actual.logits, expected.logits)
 
 
-def test_a_prefix_has_the_bits_of_the_whole() -> None:
+@pytest.mark.parametrize(("name", "num_tokens"), [("moe", 9), ("streams", 40)])
+def test_a_prefix_has_the_bits_of_the_whole(name: str, num_tokens: int) -> None:
     """The row law of the oracle itself: what follows a row is no part of it."""
-    model = Qwen3Moe(MODEL_CONFIG, small_model_weights(), "bfloat16")
-    whole, prefix = model.forward(MODEL_TOKENS), model.forward(MODEL_TOKENS[:4])
-    assert_same_bits(prefix.logits, whole.logits[:4])
+    small = MODELS[name]
+    model = Model(small.config, small.weights(), Parts("bfloat16"))
+    whole, prefix = (model.forward(small.token_ids[:num_rows]) for num_rows in (num_tokens, num_tokens - 5))
+    assert_same_bits(prefix.logits, whole.logits[:-5])
 
 
 def test_the_oracle_tree_tells_orders_apart() -> None:

@@ -1,4 +1,7 @@
-"""Attention of docs/numerics.md section 5: segments of 256 keys, blocks of 64, by index in the list of visible keys."""
+"""Attention of docs/numerics.md section 5: segments of 256 keys, blocks of 64, by index in the list of visible keys.
+
+The list of a row is every key up to its own, or the one that an indexer made.
+"""
 
 from __future__ import annotations
 
@@ -7,10 +10,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from oracle.fl32 import add, div, f32, fma, mul, sub
-from oracle.functions import exp
+from oracle.fl32 import add, div, fma, mul, sub
+from oracle.functions import exp, sigmoid
 from oracle.lanes import NUM_LANES, fold
-from oracle.linear import chain
 from oracle.rounding import Storage, narrow, round_to, widen
 
 F32 = NDArray[np.float32]
@@ -22,7 +24,7 @@ BLOCK_KEYS = 64
 
 @dataclass(frozen=True, slots=True)
 class Partial:
-    """One segment, or several merged: the maximum [], the sum of powers [] and the unnormalised outputs [D]."""
+    """One segment, or several merged: maxima [H], sums of powers [H] and unnormalised outputs [H, D]."""
 
     maximum: F32
     total: F32
@@ -30,31 +32,41 @@ class Partial:
 
 
 def attend(query: F32, keys: F32, values: F32, scale: float, dtype: str) -> F32:
-    """One row of one head: query [D], keys and values [n, D] holding values of dtype -> [D]."""
-    scores = mul(chain(round_to(query, dtype)[None, :], keys)[0], scale)
+    """One row, each head by itself: query [H, D], keys and values [H, n, D] holding values of dtype -> [H, D]."""
+    scores = mul(_dots(round_to(query, dtype), keys), scale)
     merged = None
-    for start in range(0, len(keys), SEGMENT_KEYS):
+    for start in range(0, keys.shape[1], SEGMENT_KEYS):
         stop = start + SEGMENT_KEYS
-        segment = _segment(scores[start:stop], values[start:stop], dtype)
+        segment = _segment(scores[:, start:stop], values[:, start:stop], dtype)
         merged = segment if merged is None else _merge(merged, segment)
     assert merged is not None, "a row sees at least one key"
-    return div(merged.outputs, merged.total)
+    return div(merged.outputs, merged.total[:, None])
+
+
+def _dots(query: F32, keys: F32) -> F32:
+    total = np.zeros(keys.shape[:2], dtype=np.float32)
+    for element in range(query.shape[1]):
+        total = fma(query[:, None, element], keys[:, :, element], total)
+    return total
 
 
 def _segment(scores: F32, values: F32, dtype: str) -> Partial:
-    maximum = f32(-np.inf)
-    lanes = np.zeros(NUM_LANES, dtype=np.float32)
-    outputs = np.zeros(values.shape[1], dtype=np.float32)
-    for start in range(0, len(scores), BLOCK_KEYS):
-        block_scores, block_values = scores[start : start + BLOCK_KEYS], values[start : start + BLOCK_KEYS]
-        new_maximum = np.maximum(maximum, block_scores.max())
-        shrink = exp(sub(maximum, new_maximum))
-        powers = exp(sub(block_scores, new_maximum))
+    num_heads, num_keys = scores.shape
+    maximum = np.full(num_heads, -np.inf, dtype=np.float32)
+    lanes = np.zeros((num_heads, NUM_LANES), dtype=np.float32)
+    outputs = np.zeros((num_heads, values.shape[2]), dtype=np.float32)
+    for start in range(0, num_keys, BLOCK_KEYS):
+        block_scores, block_values = scores[:, start : start + BLOCK_KEYS], values[:, start : start + BLOCK_KEYS]
+        new_maximum = np.maximum(maximum, block_scores.max(axis=1))
+        shrink = exp(sub(maximum, new_maximum))[:, None]
+        powers = exp(sub(block_scores, new_maximum[:, None]))
+        block_keys = powers.shape[1]
         lanes = mul(lanes, shrink)
-        lanes[: len(powers)] = add(lanes[: len(powers)], powers)
+        lanes[:, :block_keys] = add(lanes[:, :block_keys], powers)
         outputs = mul(outputs, shrink)
-        for power, value in zip(round_to(powers, dtype), block_values, strict=True):
-            outputs = fma(power, value, outputs)
+        rounded = round_to(powers, dtype)
+        for key in range(block_keys):
+            outputs = fma(rounded[:, key, None], block_values[:, key], outputs)
         maximum = new_maximum
     return Partial(maximum, fold(lanes), outputs)
 
@@ -65,7 +77,7 @@ def _merge(left: Partial, right: Partial) -> Partial:
     return Partial(
         maximum,
         add(mul(a, left.total), mul(b, right.total)),
-        add(mul(a, left.outputs), mul(b, right.outputs)),
+        add(mul(a[:, None], left.outputs), mul(b[:, None], right.outputs)),
     )
 
 
@@ -79,20 +91,29 @@ def paged_attention(
     kv_index: I32,
     scale: float,
     dtype: str,
+    selected: I32 | None = None,
+    counts: I32 | None = None,
 ) -> F32:
-    """q [M, Hq, D], key_pages [P, G, D, page_size], value_pages [P, G, page_size, D] -> [M, Hq, D]."""
+    """q [M, Hq, D], key_pages [P, G, D, page_size], value_pages [P, G, page_size, D] -> [M, Hq, D].
+
+    A row with counts above zero sees the positions selected[row, :counts[row]] alone.
+    """
     page_size = key_pages.shape[3]
     out = np.empty_like(q)
-    for row, head in np.ndindex(*q.shape[:2]):
-        group = kv_index[head]
-        places = [
-            (page_table[row_slots[row], position // page_size], position % page_size)
-            for position in range(row_num_keys[row])
-        ]
-        keys = np.stack([widen(key_pages[page, group, :, offset], dtype) for page, offset in places])
-        values = np.stack([widen(value_pages[page, group, offset], dtype) for page, offset in places])
-        out[row, head] = attend(q[row, head], keys, values, scale, dtype)
+    for row in range(len(q)):
+        seen = range(row_num_keys[row])
+        if selected is not None and counts is not None and counts[row] > 0:
+            seen = selected[row, : counts[row]].tolist()
+        places = [(page_table[row_slots[row], position // page_size], position % page_size) for position in seen]
+        keys = np.stack([key_pages[page, :, :, offset] for page, offset in places], axis=1)[kv_index]
+        values = np.stack([value_pages[page, :, offset] for page, offset in places], axis=1)[kv_index]
+        out[row] = attend(q[row], widen(keys, dtype), widen(values, dtype), scale, dtype)
     return out
+
+
+def gated(outputs: F32, gate: F32) -> F32:
+    """Every element of the outputs times the sigmoid of its gate."""
+    return mul(outputs, sigmoid(gate))
 
 
 def store_kv(

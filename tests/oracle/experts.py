@@ -41,7 +41,7 @@ def slot_values(
     x: F32, slot_ids: I32, slot_weights: F32, experts: Sequence[Expert | None], dtype: str, out: F32
 ) -> None:
     """out[m, s] = fl32(w * y) wherever experts[id] is here; every other row of out [M, S, H] stays as it is."""
-    for row, slot in np.ndindex(*slot_ids.shape):
-        expert = experts[int(slot_ids[row, slot])]
-        if expert is not None:
-            out[row, slot] = mul(slot_weights[row, slot], expert_row(x[row : row + 1], expert, dtype)[0])
+    for expert_id, expert in enumerate(experts):
+        rows, slots = np.nonzero(slot_ids == expert_id)
+        if expert is not None and len(rows):
+            out[rows, slots] = mul(slot_weights[rows, slots][:, None], expert_row(x[rows], expert, dtype))

@@ -18,27 +18,27 @@ def f32(x: Values) -> F32:
 
 def add(x: Values, y: Values) -> F32:
     with np.errstate(all="ignore"):
-        return np.asarray(np.add(f32(x), f32(y)))
+        return np.asarray(np.add(np.asarray(x, np.float32), np.asarray(y, np.float32)))
 
 
 def sub(x: Values, y: Values) -> F32:
     with np.errstate(all="ignore"):
-        return np.asarray(np.subtract(f32(x), f32(y)))
+        return np.asarray(np.subtract(np.asarray(x, np.float32), np.asarray(y, np.float32)))
 
 
 def mul(x: Values, y: Values) -> F32:
     with np.errstate(all="ignore"):
-        return np.asarray(np.multiply(f32(x), f32(y)))
+        return np.asarray(np.multiply(np.asarray(x, np.float32), np.asarray(y, np.float32)))
 
 
 def div(x: Values, y: Values) -> F32:
     with np.errstate(all="ignore"):
-        return np.asarray(np.divide(f32(x), f32(y)))
+        return np.asarray(np.divide(np.asarray(x, np.float32), np.asarray(y, np.float32)))
 
 
 def sqrt(x: Values) -> F32:
     with np.errstate(all="ignore"):
-        return np.asarray(np.sqrt(f32(x)))
+        return np.asarray(np.sqrt(np.asarray(x, np.float32)))
 
 
 def fma(x: Values, y: Values, z: Values) -> F32:
@@ -48,16 +48,15 @@ def fma(x: Values, y: Values, z: Values) -> F32:
     FP32 as the exact sum would, because 53 >= 24 + 2 (subnormal results have fewer bits still).
     """
     with np.errstate(all="ignore"):
-        product = f32(x).astype(np.float64) * f32(y).astype(np.float64)
-        addend = f32(z).astype(np.float64)
-        return np.asarray(_sum_to_odd(product, addend).astype(np.float32))
+        product = np.asarray(x, np.float32).astype(np.float64) * np.asarray(y, np.float32)
+        return np.asarray(_sum_to_odd(product, np.asarray(z, np.float32)).astype(np.float32))
 
 
-def _sum_to_odd(a: F64, b: F64) -> F64:
+def _sum_to_odd(a: F64, b: F32) -> F64:
     total = np.asarray(a + b)
     b_part = total - a
-    rest = (a - (total - b_part)) + (b - b_part)  # the exact error of the sum
-    even = (total.view(np.int64) & 1) == 0
-    inexact = np.isfinite(total) & (rest != 0) & even
+    rest = (a - (total - b_part)) + (b - b_part)  # the exact error of the sum; NaN where that is not finite
+    bits = total.view(np.int64)
+    inexact_and_even = (abs(rest) > 0) & (bits & 1 == 0)
     step = np.where((rest > 0) == (total > 0), 1, -1)  # away from zero where the exact sum is larger in magnitude
-    return np.where(inexact, total.view(np.int64) + step, total.view(np.int64)).view(np.float64)
+    return (bits + step * inexact_and_even).view(np.float64)

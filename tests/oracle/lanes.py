@@ -32,8 +32,13 @@ def lane_sum(x: F32) -> F32:
 
 def lane_sum_of_squares(x: F32) -> F32:
     """[..., N] -> [...]; each square enters its lane by fma."""
+    return lane_sum_of_products(x, x)
+
+
+def lane_sum_of_products(x: F32, y: F32) -> F32:
+    """x, y [..., N] -> [...]; each product enters its lane by fma."""
     lanes = np.zeros((*x.shape[:-1], NUM_LANES), dtype=np.float32)
     for start in range(0, x.shape[-1], NUM_LANES):
-        part = x[..., start : start + NUM_LANES]
-        lanes[..., : part.shape[-1]] = fma(part, part, lanes[..., : part.shape[-1]])
+        part, other = (values[..., start : start + NUM_LANES] for values in (x, y))
+        lanes[..., : part.shape[-1]] = fma(part, other, lanes[..., : part.shape[-1]])
     return fold(lanes)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from fractions import Fraction
+from math import isqrt
 
 import numpy as np
 from numpy.typing import NDArray
@@ -60,6 +61,11 @@ def _floor_log2(value: Fraction) -> int:
 def nearest_f32(value: Fraction) -> np.float32:
     """An exact number rounded once to FP32."""
     return np.uint32(nearest_bits(value)).view(np.float32)
+
+
+def inverse_sqrt(number: int) -> np.float32:
+    """number^-0.5, the exact value rounded once: 256 bits of an integer square root, never on a border by chance."""
+    return nearest_f32(Fraction(1 << 256, isqrt(number << 512)))
 
 
 def rounded_bits(x: F32, dtype: str) -> I64:
