@@ -14,6 +14,7 @@ FOLDERS = [
     "runtime.receipts",
     "ranks",
     "ranks.blocks",
+    "ranks.configs",
     "ranks.models",
     "collectives",
 ]

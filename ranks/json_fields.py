@@ -67,11 +67,11 @@ class JsonFields:
     def has(self, name: str) -> bool:
         return self.values.get(name) is not None
 
-    def integer(self, name: str, default: Any = REQUIRED, *, maximum: int) -> int:
-        """From 1 to `maximum`: every count has one, or a mistyped file would make its reader loop for hours."""
-        expected = f"an integer of at least 1 and at most {maximum:,}"
+    def integer(self, name: str, default: Any = REQUIRED, *, minimum: int = 1, maximum: int) -> int:
+        """Up to `maximum`: every count has one, or a mistyped file would make its reader loop for hours."""
+        expected = f"an integer of at least {minimum:,} and at most {maximum:,}"
         value = self._get(name, default, expected)
-        if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= maximum:
+        if isinstance(value, bool) or not isinstance(value, int) or not minimum <= value <= maximum:
             raise self.wrong(name, expected)
         return value
 
@@ -102,6 +102,13 @@ class JsonFields:
         if any(isinstance(item, bool) or not isinstance(item, int) or item < 0 for item in items):
             raise self.wrong(name, "an integer or a list of integers, none below zero")
         return tuple(items)
+
+    def texts(self, name: str) -> tuple[str, ...]:
+        """A list of strings; absent: none."""
+        value = self._get(name, [], "a list of strings")
+        if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
+            raise self.wrong(name, "a list of strings")
+        return tuple(value)
 
     def fields(self, name: str) -> JsonFields | None:
         """A nested object, None where it is absent."""

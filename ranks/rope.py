@@ -5,6 +5,7 @@ Exact values are decimals of 60 digits, so that no double stands between them an
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from decimal import ROUND_CEILING, ROUND_FLOOR, Decimal, localcontext
 from fractions import Fraction
@@ -49,19 +50,19 @@ class RopeSpec:
     mscale_all_dim: float | None = None
 
 
-def read_rope(config: JsonFields) -> RopeSpec:
-    """From `rope_parameters`, or `rope_theta` beside `rope_scaling`. Raises ModelError for kinds and keys not known."""
+def read_rope(config: JsonFields, keys_without_effect: Collection[str] = ()) -> RopeSpec:
+    """From `rope_parameters`, or `rope_theta` beside `rope_scaling`. Raises ModelError for kinds and keys not known.
+
+    How much of a head is rotated says `read_rotary_dim`.
+    """
     scaling = _scaling_fields(config)
     kind_key = "rope_type" if scaling.has("rope_type") else "type"
     kind = scaling.text(kind_key, "default")
     if kind not in KNOWN_KINDS:
         raise scaling.unsupported(kind_key, ", ".join(KNOWN_KINDS))
     for name in scaling.values:
-        if name not in KEYS[kind] and scaling.has(name):
+        if name not in KEYS[kind].union(keys_without_effect) and scaling.has(name):
             raise scaling.unsupported(name, f"with type {kind}: {', '.join(sorted(KEYS[kind]))}")
-    for fields in (config, scaling):
-        if fields.number("partial_rotary_factor", 1.0) != 1.0:
-            raise fields.unsupported("partial_rotary_factor", "1.0")
     theta = scaling.number("rope_theta", config.number("rope_theta", 10000.0))
     if theta <= 1:
         raise scaling.wrong("rope_theta", "a number above one")
@@ -70,6 +71,27 @@ def read_rope(config: JsonFields) -> RopeSpec:
     if kind == "linear":
         return RopeSpec(kind, theta, _factor(scaling))
     return _read_yarn(config, scaling, theta)
+
+
+def read_rotary_dim(config: JsonFields, head_dim: int, default_factor: float) -> int:
+    """Elements of a head that are rotated: `partial_rotary_factor` of them, rounded down. Raises ModelError."""
+    scaling = _scaling_fields(config)
+    fields = scaling if scaling.has("partial_rotary_factor") else config
+    factor = fields.number("partial_rotary_factor", default_factor)
+    rotary_dim = int(head_dim * min(factor, 2.0))
+    if rotary_dim % 2 or not 2 <= rotary_dim <= head_dim:
+        raise fields.wrong(
+            "partial_rotary_factor",
+            f"a share of head_dim = {head_dim} that is even (rotary pairs) and at least 2",
+        )
+    return rotary_dim
+
+
+def refuse_partial_rotary(config: JsonFields) -> None:
+    """For families that rotate whole heads."""
+    for fields in (config, _scaling_fields(config)):
+        if fields.number("partial_rotary_factor", 1.0) != 1.0:
+            raise fields.unsupported("partial_rotary_factor", "1.0")
 
 
 def _scaling_fields(config: JsonFields) -> JsonFields:
@@ -130,19 +152,19 @@ def attention_scale(head_dim: int) -> float:
         return round_to_fp32(1 / Decimal(head_dim).sqrt())
 
 
-def frequencies(rope: RopeSpec, head_dim: int) -> list[float]:
-    """FP32 values [head_dim / 2]: theta^(-2i / head_dim), divided by the factor (linear) or scaled (YaRN)."""
+def frequencies(rope: RopeSpec, rotary_dim: int) -> list[float]:
+    """FP32 values [rotary_dim / 2]: theta^(-2i / rotary_dim), divided by the factor (linear) or scaled (YaRN)."""
     with localcontext(prec=DIGITS):
         log_theta = Decimal(rope.theta).ln()
-        plain = [(-2 * i * log_theta / head_dim).exp() for i in range(head_dim // 2)]
+        plain = [(-2 * i * log_theta / rotary_dim).exp() for i in range(rotary_dim // 2)]
         if rope.kind == "linear":
             plain = [frequency / Decimal(rope.factor) for frequency in plain]
         if rope.kind == "yarn":
-            plain = _yarn_frequencies(rope, head_dim, plain)
+            plain = _yarn_frequencies(rope, rotary_dim, plain)
         return [round_to_fp32(frequency) for frequency in plain]
 
 
-def _yarn_frequencies(rope: RopeSpec, head_dim: int, plain: list[Decimal]) -> list[Decimal]:
+def _yarn_frequencies(rope: RopeSpec, rotary_dim: int, plain: list[Decimal]) -> list[Decimal]:
     """YaRN (Peng et al. 2023, arXiv 2309.00071, section 3.2), with the published parameters' meaning.
 
     The frequency that turns n times over the original context has index d(n). Below d(beta_fast) frequencies stay,
@@ -152,12 +174,12 @@ def _yarn_frequencies(rope: RopeSpec, head_dim: int, plain: list[Decimal]) -> li
 
     def index_of(num_turns: float) -> Decimal:
         ratio = Decimal(rope.original_max_positions) / (Decimal(num_turns) * 2 * PI)
-        return head_dim * ratio.ln() / (2 * log_theta)
+        return rotary_dim * ratio.ln() / (2 * log_theta)
 
     low, high = index_of(rope.beta_fast), index_of(rope.beta_slow)
     if rope.truncate:
         low, high = low.to_integral_value(ROUND_FLOOR), high.to_integral_value(ROUND_CEILING)
-    low, high = max(low, Decimal(0)), min(high, Decimal(head_dim - 1))
+    low, high = max(low, Decimal(0)), min(high, Decimal(rotary_dim - 1))
     width = high - low if high != low else Decimal("0.001")
     blended = []
     for i, frequency in enumerate(plain):

@@ -1,59 +1,109 @@
-"""The tensors a family's checkpoint must hold, and what they come to: parameters by part, bytes by rank.
+"""The tensors a family's checkpoint must hold: names and shapes. What they come to, `footprint` says.
 
 Imports no torch: `Checkpoint.check` and `leafsum inspect` use it in processes that compute nothing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Mapping
 
-from .spec import ModelSpec
+from .checkpoint import BUFFER_NAMES, TensorEntry
+from .ngram_tables import padded_rows
+from .spec import ATTENTION, DeltaNetSpec, ModelSpec
 
 Shape = tuple[int, ...]
 
-BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
-REPLICATED_PARTS = ("embedding", "router", "dense", "norms")
-"""Parts that every rank holds whole. Heads and vocabulary rows are split, experts are placed."""
-
-EMBEDDING = "model.embed_tokens.weight"
-FINAL_NORM = "model.norm.weight"
 HEAD = "lm_head.weight"
+TABLE = "ple.ple_embedding.ngram_embedding"
+"""An n-gram table: TABLE.weight, or TABLE.shard_0.weight and so on, in the order of its rows."""
 
 
-def layer_name(layer: int, name: str) -> str:
-    return f"model.layers.{layer}.{name}"
+def layer_name(spec: ModelSpec, layer: int, name: str) -> str:
+    return f"{spec.tensor_prefix}layers.{layer}.{name}"
 
 
-def fused_experts(layer: int) -> tuple[str, str]:
+def embedding_name(spec: ModelSpec) -> str:
+    return f"{spec.tensor_prefix}embed_tokens.weight"
+
+
+def final_norm_name(spec: ModelSpec) -> str:
+    """Models with hyper-connections have none: their last mixer takes its place."""
+    return f"{spec.tensor_prefix}norm.weight"
+
+
+def fused_experts(spec: ModelSpec, layer: int) -> tuple[str, str]:
     """gate_up_proj [E, 2 * width, hidden] (gate rows first) and down_proj [E, hidden, width]."""
-    return layer_name(layer, "mlp.experts.gate_up_proj"), layer_name(layer, "mlp.experts.down_proj")
+    return layer_name(spec, layer, "mlp.experts.gate_up_proj"), layer_name(spec, layer, "mlp.experts.down_proj")
 
 
-def expected_tensors(spec: ModelSpec, present: Collection[str]) -> dict[str, Shape]:
+def table_names(spec: ModelSpec, layer: int, present: Mapping[str, TensorEntry]) -> tuple[str, ...]:
+    """The tensors of a layer's n-gram table, in the order of their rows: one, or as many shards as are numbered."""
+    shards: list[str] = []
+    while (name := layer_name(spec, layer, f"{TABLE}.shard_{len(shards)}.weight")) in present:
+        shards.append(name)
+    return tuple(shards) or (layer_name(spec, layer, f"{TABLE}.weight"),)
+
+
+def ignored_prefixes(spec: ModelSpec) -> tuple[str, ...]:
+    """What a checkpoint of this family may hold beside the text model, and no rank reads: vision, draft layers."""
+    if spec.family == "qwen3_moe":
+        return ()
+    return ("model.visual.", "mtp.")
+
+
+def expected_tensors(spec: ModelSpec, present: Mapping[str, TensorEntry]) -> dict[str, Shape]:
     """Shape by name.
 
-    `present` (the checkpoint's names) decides only between the two published layouts of a layer's experts, and whether
-    a tied model carries its head as well.
+    `present` (the checkpoint's entries) decides only between published layouts: a layer's experts one by one or fused,
+    an n-gram table whole or in shards, whether buffers of the n-gram embedding are stored, and whether a tied model
+    carries its head as well.
     """
-    shapes: dict[str, Shape] = {EMBEDDING: (spec.vocab_size, spec.hidden_size), FINAL_NORM: (spec.hidden_size,)}
+    shapes: dict[str, Shape] = {embedding_name(spec): (spec.vocab_size, spec.hidden_size)}
+    if spec.hyper is None:
+        shapes[final_norm_name(spec)] = (spec.hidden_size,)
+    else:
+        mixer = _mixer_shapes("hyper_connection_mixer.", spec, injects=False)
+        shapes |= {f"{spec.tensor_prefix}{name}": shape for name, shape in mixer.items()}
     if not spec.tied_embeddings or HEAD in present:
         shapes[HEAD] = (spec.vocab_size, spec.hidden_size)
     dense_layers = frozenset(spec.dense_layers)
     for layer in range(spec.num_layers):
+        parts = _attention_shapes(spec) if spec.layer_kinds[layer] == ATTENTION else _deltanet_shapes(spec)
         if layer in dense_layers:
-            parts = _gated_shapes("mlp.", spec.dense_width, spec.hidden_size)
+            parts |= _gated_shapes("mlp.", spec.dense_width, spec.hidden_size)
         else:
-            parts = _expert_shapes(spec, layer, present)
-        parts |= _attention_shapes(spec)
-        parts["input_layernorm.weight"] = parts["post_attention_layernorm.weight"] = (spec.hidden_size,)
-        shapes |= {layer_name(layer, name): shape for name, shape in parts.items()}
+            parts |= _expert_shapes(spec, fused_experts(spec, layer)[0] in present)
+        parts |= _around_blocks(spec)
+        shapes |= {layer_name(spec, layer, name): shape for name, shape in parts.items()}
+    if spec.ngram is not None:
+        for index, layer in enumerate(spec.ngram.layers):
+            shapes |= _ngram_shapes(spec, index, layer, present)
     return shapes
+
+
+def _around_blocks(spec: ModelSpec) -> dict[str, Shape]:
+    if spec.hyper is None:
+        return {f"{name}.weight": (spec.hidden_size,) for name in ("input_layernorm", "post_attention_layernorm")}
+    return _mixer_shapes("attn_hyper_connection.", spec) | _mixer_shapes("mlp_hyper_connection.", spec)
+
+
+def _mixer_shapes(prefix: str, spec: ModelSpec, injects: bool = True) -> dict[str, Shape]:
+    assert spec.hyper is not None
+    streams, low_rank = spec.residual_size, spec.hyper.low_rank
+    shapes: dict[str, Shape] = {
+        "hc_norm": (streams,),
+        "input_mix_weight_down": (low_rank, streams),
+        "input_mix_weight_up": (streams, low_rank),
+    }
+    if injects:
+        shapes["block_inject_weight"] = (spec.hyper.num_streams, streams)
+    return {f"{prefix}{name}.weight": shape for name, shape in shapes.items()}
 
 
 def _attention_shapes(spec: ModelSpec) -> dict[str, Shape]:
     query_width, kv_width = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
     linears = {
-        "q_proj": (query_width, spec.hidden_size),
+        "q_proj": (query_width * (2 if spec.query_gate else 1), spec.hidden_size),
         "k_proj": (kv_width, spec.hidden_size),
         "v_proj": (kv_width, spec.hidden_size),
         "o_proj": (spec.hidden_size, query_width),
@@ -62,12 +112,46 @@ def _attention_shapes(spec: ModelSpec) -> dict[str, Shape]:
     shapes |= {f"self_attn.{name}.weight": (spec.head_dim,) for name in ("q_norm", "k_norm")}
     if spec.attention_bias:
         shapes |= {f"self_attn.{name}.bias": shape[:1] for name, shape in linears.items()}
+    if spec.indexer is not None:
+        head_dim = spec.indexer.head_dim
+        width = (spec.indexer.num_heads + 1) * head_dim
+        shapes["self_attn.indexer.index_qk_proj.weight"] = (width, spec.hidden_size)
+        shapes |= {f"self_attn.indexer.{name}_layernorm.weight": (head_dim,) for name in ("q", "k")}
     return shapes
 
 
-def _expert_shapes(spec: ModelSpec, layer: int, present: Collection[str]) -> dict[str, Shape]:
+def _deltanet_shapes(spec: ModelSpec) -> dict[str, Shape]:
+    deltanet = spec.deltanet
+    assert deltanet is not None
+    heads, hidden = deltanet.num_value_heads, spec.hidden_size
+    value_width = heads * deltanet.value_dim
+    channels = 2 * deltanet.num_key_heads * deltanet.key_dim + value_width
+    shapes: dict[str, Shape] = {
+        "conv1d.weight": (channels, 1, deltanet.conv_taps),
+        "A_log": (heads,),
+        "dt_bias": (heads,),
+        "norm.weight": (deltanet.value_dim,),
+        "out_proj.weight": (hidden, value_width),
+    }
+    shapes |= {f"in_proj_{name}.weight": (rows, hidden) for name, rows in _projections(deltanet, channels).items()}
+    return {f"linear_attn.{name}": shape for name, shape in shapes.items()}
+
+
+def _projections(deltanet: DeltaNetSpec, channels: int) -> dict[str, int]:
+    """Rows by name."""
+    heads = deltanet.num_value_heads
+    value_width = heads * deltanet.value_dim
+    if deltanet.fused_projections:
+        return {"qkvz": channels + value_width, "ba": 2 * heads}
+    return {"qkv": channels, "z": value_width, "b": heads, "a": heads}
+
+
+def _expert_shapes(spec: ModelSpec, is_fused: bool) -> dict[str, Shape]:
     shapes: dict[str, Shape] = {"mlp.gate.weight": (spec.num_experts, spec.hidden_size)}
-    if fused_experts(layer)[0] in present:
+    if spec.shared_width:
+        shapes |= _gated_shapes("mlp.shared_expert.", spec.shared_width, spec.hidden_size)
+        shapes["mlp.shared_expert_gate.weight"] = (1, spec.hidden_size)
+    if is_fused:
         shapes["mlp.experts.gate_up_proj"] = (spec.num_experts, 2 * spec.expert_width, spec.hidden_size)
         shapes["mlp.experts.down_proj"] = (spec.num_experts, spec.hidden_size, spec.expert_width)
         return shapes
@@ -84,45 +168,32 @@ def _gated_shapes(prefix: str, width: int, hidden_size: int) -> dict[str, Shape]
     }
 
 
-def parameter_counts(spec: ModelSpec) -> dict[str, int]:
-    """Parameters of the whole model by part; a tied head counts none."""
-    counts = _rank_counts(spec, spec.num_heads, spec.num_kv_heads, spec.num_experts, spec.vocab_size)
-    return counts | {"head": 0 if spec.tied_embeddings else counts["head"]}
-
-
-def rank_bytes(
-    spec: ModelSpec, rank: int, num_ranks: int, dtype: str, num_owned_experts: int, embedding_bytes_per_value: int
-) -> dict[str, int]:
-    """Bytes of weights that one rank keeps, by part, without padding.
-
-    Linears are in the compute dtype, the embedding as stored, norms in FP32. A tied head is kept a second time, as a
-    linear. Biases are counted as the rest of their linear.
-    `num_owned_experts`: len(placement.ids_of(rank)).
-    """
-    first, stop = spec.vocab_range(rank, num_ranks)
-    num_heads, num_kv_heads = len(spec.heads(rank, num_ranks)), len(spec.kv_heads(rank, num_ranks))
-    counts = _rank_counts(spec, num_heads, num_kv_heads, num_owned_experts, stop - first)
-    bytes_per_value = {"embedding": embedding_bytes_per_value, "norms": BYTES["float32"]}
-    return {part: count * bytes_per_value.get(part, BYTES[dtype]) for part, count in counts.items()}
-
-
-def kv_bytes_per_token(spec: ModelSpec, rank: int, num_ranks: int, dtype: str) -> int:
-    """Bytes of keys and values that one position takes on one rank, all layers together."""
-    return 2 * spec.num_layers * len(spec.kv_heads(rank, num_ranks)) * spec.head_dim * BYTES[dtype]
-
-
-def _rank_counts(
-    spec: ModelSpec, num_heads: int, num_kv_heads: int, num_experts: int, vocab_rows: int
-) -> dict[str, int]:
-    hidden, num_expert_layers = spec.hidden_size, len(spec.expert_layers)
-    query_width, kv_width = num_heads * spec.head_dim, num_kv_heads * spec.head_dim
-    biases = query_width + 2 * kv_width + hidden if spec.attention_bias else 0
-    return {
-        "embedding": spec.vocab_size * hidden,
-        "attention": spec.num_layers * (2 * hidden * (query_width + kv_width) + biases),
-        "router": num_expert_layers * spec.num_experts * hidden,
-        "experts": num_expert_layers * num_experts * 3 * spec.expert_width * hidden,
-        "dense": len(spec.dense_layers) * 3 * spec.dense_width * hidden,
-        "norms": spec.num_layers * 2 * (hidden + spec.head_dim) + hidden,
-        "head": vocab_rows * hidden,
+def _ngram_shapes(spec: ModelSpec, index: int, layer: int, present: Mapping[str, TensorEntry]) -> dict[str, Shape]:
+    ngram = spec.ngram
+    assert ngram is not None
+    streams = spec.residual_size
+    parts: dict[str, Shape] = {
+        "ple.key_proj.weight": (streams, ngram.embed_dim),
+        "ple.value_proj.weight": (spec.hidden_size, ngram.embed_dim),
+        "ple.conv1d.weight": (streams, 1, ngram.conv_taps),
     }
+    parts |= {f"ple.norm_{name}.weight": (streams,) for name in ("key", "query", "conv")}
+    shapes = {layer_name(spec, layer, name): shape for name, shape in parts.items()}
+    lengths = {"layer_multipliers": ngram.ngram_size}
+    for buffer in BUFFER_NAMES:
+        name = layer_name(spec, layer, f"ple.ple_embedding.{buffer}")
+        if name in present:
+            shapes[name] = (lengths.get(buffer, ngram.num_heads),)
+    return shapes | _table_shapes(table_names(spec, layer, present), ngram.head_dim, padded_rows(ngram, index), present)
+
+
+def _table_shapes(
+    names: tuple[str, ...], width: int, num_rows: int, present: Mapping[str, TensorEntry]
+) -> dict[str, Shape]:
+    """Shards may be of any lengths from one row up, and the last one has the rows that the others leave."""
+    shapes: dict[str, Shape] = {}
+    for name in names[:-1]:
+        rows = max(1, min(present[name].shape[0], num_rows) if present[name].shape else 1)
+        shapes[name] = (rows, width)
+        num_rows -= rows
+    return shapes | {names[-1]: (max(1, num_rows), width)}

@@ -14,8 +14,9 @@ from typing import Any, Self
 
 from ..errors import ConfigError, LeafsumError, PromptError
 from ..ranks.checkpoint import Checkpoint
-from ..ranks.sizes import expected_tensors
-from ..ranks.spec import check_num_ranks, load_spec
+from ..ranks.configs.load import load_spec
+from ..ranks.sizes import expected_tensors, ignored_prefixes
+from ..ranks.spec import check_num_ranks
 from .conversation import Conversation
 from .messages import Answer, AskWitness, Reconfigure, Start, Started
 from .models import resolve_model
@@ -51,7 +52,7 @@ class WorkerPool:
         self.spec = load_spec(self.model_dir)
         check_num_ranks(self.spec, self.settings.tp)
         checkpoint = Checkpoint.open(self.model_dir)
-        checkpoint.check(expected_tensors(self.spec, checkpoint.entries))
+        checkpoint.check(expected_tensors(self.spec, checkpoint.entries), ignored_prefixes(self.spec))
         self.tokenizer = Tokenizer.open(self.model_dir)
         self.limits = Limits.of(self.settings, self.spec.max_context)
         self._request_ids = itertools.count()

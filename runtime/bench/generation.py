@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from ...errors import LeafsumError
-from ...ranks.spec import load_spec
+from ...ranks.configs.load import load_spec
 from ..pool import WorkerPool
 from ..sampling import SamplingParams
 from ..witness import Progress, Witness

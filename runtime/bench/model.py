@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ...ranks.sizes import EMBEDDING
 from ...ranks.tiny import write_safetensors
 from ...ranks.user_cache import made_once
 
@@ -22,6 +21,7 @@ VERSION = 1
 """Of the content: the folder's name. A change of any weight below is a new version."""
 
 SEED = 14
+EMBEDDING = "model.embed_tokens.weight"
 CONFIG: dict[str, Any] = {
     "architectures": ["Qwen3MoeForCausalLM"],
     "model_type": "qwen3_moe",

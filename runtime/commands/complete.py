@@ -80,7 +80,7 @@ def prompt_ids(
     Raises ConfigError and ModelError for the settings and the model folder, PromptError that names the first prompt
     which cannot be served, counted from 1.
     """
-    from ...ranks.spec import load_spec
+    from ...ranks.configs.load import load_spec
     from ..models import resolve_model
     from ..open_request import no_stop_strings
     from ..scheduler import Limits

@@ -128,7 +128,7 @@ def receipt(
     if out is not None:
         require_writable(out)
     logging.basicConfig(level=settings.log_level.upper(), format="%(name)s: %(levelname)s: %(message)s")
-    from ...ranks.spec import load_spec
+    from ...ranks.configs.load import load_spec
     from ..receipts.document import receipt_of
     from ..receipts.seal import to_document, to_text
 

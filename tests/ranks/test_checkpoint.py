@@ -3,15 +3,18 @@
 import json
 import os
 import shutil
+import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 from leafsum.errors import ModelError
-from leafsum.ranks.checkpoint import Checkpoint
-from leafsum.ranks.sizes import expected_tensors
-from leafsum.ranks.spec import load_spec
+from leafsum.ranks.checkpoint import Checkpoint, Ignored
+from leafsum.ranks.configs.load import load_spec
+from leafsum.ranks.sizes import expected_tensors, ignored_prefixes
+from published_configs import FLASH_NEXT, write_sparse
+from safetensors import safe_open
 from tiny_checkpoints import Tensors, config_with, random_tensors, save_tensors, with_fused_experts, write_checkpoint
 
 
@@ -178,3 +181,42 @@ def test_the_digest_names_config_headers_and_sizes(tmp_path: Path) -> None:
     assert len(digests) == 5
     assert Checkpoint.open(write_checkpoint(tmp_path / "e", seed=9)).digest in digests
     assert all(len(digest) == 64 for digest in digests)
+
+
+@pytest.mark.parametrize("num_shards", [1, 3])
+def test_an_entry_says_where_its_bytes_are(tmp_path: Path, num_shards: int) -> None:
+    """For tables that are mapped into memory instead of being read."""
+    folder = write_checkpoint(tmp_path, num_shards=num_shards)
+    for name, entry in Checkpoint.open(folder).entries.items():
+        content = entry.file.read_bytes()[entry.offset : entry.offset + entry.num_bytes]
+        stored = torch.frombuffer(bytearray(content), dtype=torch.bfloat16).view(entry.shape)
+        with safe_open(entry.file, framework="pt") as tensors:
+            assert torch.equal(stored, tensors.get_tensor(name))
+
+
+def test_what_is_ignored_is_counted(tmp_path: Path) -> None:
+    def add(tensors: Tensors) -> None:
+        tensors |= {"mtp.fc.weight": torch.ones(3, 5), "mtp.norm.weight": torch.ones(7)}
+
+    folder = write_checkpoint(tmp_path, edit=add)
+    checkpoint = Checkpoint.open(folder)
+    expected = expected_tensors(load_spec(folder), checkpoint.entries)
+    checkpoint.check(expected, ("mtp.", "model.visual."))
+    assert checkpoint.ignored(("mtp.", "model.visual.")) == {"mtp.": Ignored(num_tensors=2, num_bytes=44)}
+    with pytest.raises(ModelError, match=r"2 not part of this family \(mtp\.fc\.weight, mtp\.norm\.weight\)"):
+        checkpoint.check(expected)
+
+
+def test_headers_of_hundreds_of_gigabytes_are_read_at_once(tmp_path: Path) -> None:
+    """The files are as long as the published ones, and hollow."""
+    folder = write_sparse(tmp_path, FLASH_NEXT, num_files=8)
+    started = time.process_time()
+    spec, checkpoint = load_spec(folder), Checkpoint.open(folder)
+    checkpoint.check(expected_tensors(spec, checkpoint.entries), ignored_prefixes(spec))
+    assert time.process_time() - started < 10
+    assert sum(file.stat().st_size for file in checkpoint.files) > 350e9
+    assert sum(file.stat().st_blocks * 512 for file in checkpoint.files) < 100e6
+    for file in checkpoint.files:
+        ends = [entry.offset + entry.num_bytes for entry in checkpoint.entries.values() if entry.file == file]
+        assert max(ends) == file.stat().st_size
+    assert set(checkpoint.ignored(ignored_prefixes(spec))) == {"model.visual.", "mtp."}

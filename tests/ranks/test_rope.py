@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from leafsum.ranks.rope import RopeSpec, attention_factor, attention_scale, frequencies, round_to_fp32
 from tiny_checkpoints import config_with
-from transformers import Qwen3MoeConfig
+from transformers import Qwen3MoeConfig, Qwen3NextConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 YARN = RopeSpec("yarn", 1e6, factor=4.0, original_max_positions=32768)
@@ -90,6 +90,16 @@ def test_same_meaning_as_transformers(rope_parameters: dict) -> None:
     expected, expected_factor = ROPE_INIT_FUNCTIONS[rope.kind](config, "cpu")
     np.testing.assert_allclose(frequencies(rope, 128), expected.double().numpy(), rtol=2e-6)
     assert math.isclose(attention_factor(rope), expected_factor, rel_tol=1e-7)
+
+
+@pytest.mark.parametrize("kind", ["linear", "yarn"])
+def test_scaling_over_part_of_a_head(kind: str) -> None:
+    parameters = {"rope_type": kind, "factor": 4.0, "rope_theta": 1e7, "partial_rotary_factor": 0.25}
+    parameters |= {"original_max_position_embeddings": 8192} if kind == "yarn" else {}
+    config = Qwen3NextConfig(head_dim=256, rope_parameters=parameters)
+    expected, _ = ROPE_INIT_FUNCTIONS[kind](config, "cpu")
+    rope = RopeSpec(kind, 1e7, factor=4.0, original_max_positions=8192)
+    np.testing.assert_allclose(frequencies(rope, 64), expected.double().numpy(), rtol=2e-6)
 
 
 def test_attention_factor_is_rounded_once() -> None:

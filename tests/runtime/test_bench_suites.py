@@ -15,8 +15,8 @@ import pytest
 from leafsum import SamplingParams, WorkerPool
 from leafsum.errors import DeadlineExceeded, LeafsumError
 from leafsum.ranks.checkpoint import Checkpoint
+from leafsum.ranks.configs.load import load_spec
 from leafsum.ranks.sizes import expected_tensors
-from leafsum.ranks.spec import load_spec
 from leafsum.ranks.tiny import ensure_tiny
 from leafsum.runtime.bench import generation, kernels, startup, transport
 from leafsum.runtime.bench import helper as helper_module

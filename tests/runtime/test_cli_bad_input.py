@@ -44,7 +44,7 @@ def cut_short(model_dir: Path) -> None:
         pytest.param(lambda path: (path / "config.json").unlink(), "expected config.json in ", id="no config"),
         pytest.param(
             lambda path: with_config(path, model_type="llama"),
-            "model_type 'llama' is not a known family; known: qwen3_moe",
+            "model_type 'llama' is not a known family; known: qwen3_5_moe, ",
             id="family",
         ),
         pytest.param(
