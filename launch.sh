@@ -9,6 +9,7 @@
 #     ./launch.sh test [ARG...]        everything that must be green: ruff, mypy, clang-format, pytest
 #                                      --full adds the tests that take minutes; other ARGs go to pytest
 #                                      (-k NAME, runtime/test_settings.py: paths are relative to tests/)
+#                                      one test process a core, 8 at most; -n 0 is none beside pytest's own
 #     ./launch.sh setup                only make the environment
 #     ./launch.sh manual               this text
 #
@@ -174,7 +175,9 @@ run_checks() {
     "$bin/mypy" --package leafsum
     cd "$root/tests"
     "$bin/mypy" --config-file mypy.ini --cache-dir "$root/.mypy_cache/tests" .
-    exec "$python" -m pytest -c pytest.ini --rootdir . "${@#tests/}"
+    # worksteal leaves neighbours in one process, for the fixtures that they share, and still evens out at the end
+    local at_once=(-n auto --maxprocesses 8 --dist worksteal)
+    exec "$python" -m pytest -c pytest.ini --rootdir . "${at_once[@]}" "${@#tests/}"
 }
 
 main "$@"

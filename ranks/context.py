@@ -33,12 +33,12 @@ class RankContext:
     control: str = NO_CONTROL
     hazards: HazardCounts | None = None
 
-    def expert_exchange(self, num_experts: int, top_k: int) -> Exchange:
-        tree = CanonicalTree(num_experts)
+    def expert_exchange(self, num_experts: int, top_k: int, *, has_shared: bool) -> Exchange:
+        tree = CanonicalTree(num_experts, has_shared=has_shared)
         return self._exchange(Placement.named(self.placement, tree, self.num_ranks), top_k, CONTROLS)
 
-    def attention_exchange(self, num_leaves: int) -> Exchange:
-        """Every leaf is one id and is chosen in every row."""
+    def head_exchange(self, num_leaves: int) -> Exchange:
+        """Of a row-split projection: every leaf is one id and is chosen in every row."""
         tree = CanonicalTree(num_leaves, ids_per_leaf=1)
         return self._exchange(Placement.contiguous(tree, self.num_ranks), num_leaves, PARTIAL_SUMS)
 

@@ -11,7 +11,7 @@ import torch
 from ..collectives.hazards import HazardCounts
 from ..collectives.transport import Transport
 from . import ops
-from .kv import KVPages
+from .memory import MemorySizes
 from .messages import Plan, Run, RunResult, Setup, StepResult, Traffic
 from .models import CausalModel
 from .numerics import HASH_MODULUS
@@ -48,16 +48,9 @@ class Engine:
         self.step = 0
         self.slots: dict[int, Slot] = {}
         self.page_table = torch.zeros((setup.num_slots, setup.max_pages_per_slot), dtype=torch.int32)
-        self.kv = KVPages(
-            num_layers=model.spec.num_layers,
-            num_pages=setup.num_pages,
-            num_kv_heads=len(model.kv_heads),
-            head_dim=model.spec.head_dim,
-            page_size=setup.page_size,
-            dtype=setup.dtype,
-        )
+        self.memory = model.allocate(MemorySizes(setup.num_slots, setup.num_pages, setup.page_size, setup.dtype))
         if setup.poison:
-            self.kv.fill_nan()
+            self.memory.fill_nan()
 
     def execute(self, plan: Plan) -> StepResult:
         """Compute one plan. Raises ProtocolError, before any of it is done, for a plan that does not fit the slots."""
@@ -66,7 +59,7 @@ class Engine:
         for slot_id in plan.releases:
             released = self.slots.pop(slot_id)
             if self.setup.poison:
-                self.kv.fill_nan_in(released.page_ids)
+                self.memory.fill_nan_in(slot_id, released.page_ids)
         for admit in plan.admits:
             self.page_table[admit.slot, : len(admit.page_ids)] = torch.tensor(admit.page_ids, dtype=torch.int32)
             self.slots[admit.slot] = Slot(admit.page_ids)
@@ -75,7 +68,7 @@ class Engine:
 
     def _compute(self, runs: tuple[Run, ...]) -> tuple[RunResult, ...]:
         rows = self._rows(runs)
-        residual = self.model.forward(rows, self.kv)
+        residual = self.model.forward(rows)
         row_hashes = ops.residual_hash(residual.rows, rows.positions).tolist()
         bad_layers = residual.first_bad_layer.tolist()
         ends = list(itertools.accumulate(max(1, len(run.token_ids)) for run in runs))
@@ -106,6 +99,7 @@ class Engine:
             positions=torch.tensor(positions, dtype=torch.int32),
             slots=torch.tensor(slot_ids, dtype=torch.int32),
             page_table=self.page_table,
+            page_size=self.setup.page_size,
         )
 
     def _conclude(

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from .. import _C
 from . import poison
+from .rows import StepRows
 
 TORCH_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 DTYPE_NAMES = {dtype: name for name, dtype in TORCH_DTYPES.items()}
@@ -86,6 +87,15 @@ def add(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     return torch.from_numpy(np.add(x.numpy(), y.numpy()))
 
 
+def sigmoid_times(x: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
+    """x * sigmoid(gate), of one shape."""
+    return torch.from_numpy(_C.sigmoid_times(x.numpy(), gate.numpy()))
+
+
+def sigmoid(x: torch.Tensor) -> torch.Tensor:
+    return torch.from_numpy(_C.sigmoid(x.numpy()))
+
+
 def swiglu(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
     return torch.from_numpy(_C.swiglu(gate.numpy(), up.numpy()))
 
@@ -107,8 +117,14 @@ def experts(
     )  # fmt: skip
 
 
-def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    return torch.from_numpy(_C.rms_norm(x.numpy(), weight.numpy(), eps, False))
+def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float, is_offset: bool) -> torch.Tensor:
+    """weight [N], or [groups, N]: vector i of x takes that of group i % groups. is_offset: one is added to it."""
+    return torch.from_numpy(_C.rms_norm(x.numpy(), weight.numpy(), eps, is_offset))
+
+
+def gated_norm(x: torch.Tensor, gate: torch.Tensor, weight: torch.Tensor, eps: float, activation: str) -> torch.Tensor:
+    """The RMSNorm of x [..., N], times the activation ("silu", "sigmoid") of gate, of x's shape."""
+    return torch.from_numpy(_C.gated_norm(x.numpy(), gate.numpy(), weight.numpy(), eps, activation))
 
 
 def rotary(
@@ -155,6 +171,14 @@ def store_kv(
     )  # fmt: skip
 
 
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """The keys that rows see of theirs: positions I32 [M, W]; counts I32 [M], 0 for a row that sees all."""
+
+    positions: NDArray[np.int32]
+    counts: NDArray[np.int32]
+
+
 def attention(
     queries: torch.Tensor,
     key_pages: Stored,
@@ -164,10 +188,93 @@ def attention(
     row_num_keys: torch.Tensor,
     kv_index: torch.Tensor,
     scale: float,
+    selection: Selection | None,
 ) -> torch.Tensor:
     """F32 [M, heads, D] -> F32 [M, heads, D]; head h reads KV head kv_index[h] of the pages."""
+    selected, counts = (None, None) if selection is None else (selection.positions, selection.counts)
     out = _C.attention(
         queries.numpy(), key_pages.bits, value_pages.bits, page_table.numpy(), row_slots.numpy(),
-        row_num_keys.numpy(), kv_index.numpy(), scale, key_pages.dtype,
+        row_num_keys.numpy(), kv_index.numpy(), scale, key_pages.dtype, selected, counts,
     )  # fmt: skip
     return torch.from_numpy(out)
+
+
+def store_index_keys(
+    raw: torch.Tensor,
+    ring: torch.Tensor,
+    norm_weight: torch.Tensor,
+    eps: float,
+    is_offset: bool,
+    frequencies: torch.Tensor,
+    attention_factor: float,
+    block_size: int,
+    pages: Stored,
+    rows: StepRows,
+) -> None:
+    """Keeps raw index keys F32 [M, D] in the ring, and pools those of every block that is now complete into pages."""
+    _C.store_index_keys(
+        raw.numpy(), ring.numpy(), norm_weight.numpy(), eps, is_offset, frequencies.numpy(), attention_factor,
+        block_size, pages.bits, rows.page_table.numpy(), *rows.runs.arguments, pages.dtype,
+    )  # fmt: skip
+
+
+def select_keys(
+    queries: torch.Tensor, pages: Stored, block_size: int, budget: int, scale: float, rows: StepRows
+) -> Selection:
+    """Index queries F32 [M, heads, D] -> the keys of each row's best blocks and of its unfinished one."""
+    positions, counts = _C.select_keys(
+        queries.numpy(), pages.bits, rows.page_table.numpy(), rows.slots.numpy(), rows.positions.numpy(), block_size,
+        budget, scale, pages.dtype,
+    )  # fmt: skip
+    return Selection(positions, counts)
+
+
+def causal_conv(
+    x: torch.Tensor, weight: torch.Tensor, dilation: int, ring: torch.Tensor, rows: StepRows
+) -> torch.Tensor:
+    """F32 [M, C], weight [taps, C], oldest tap first -> F32 [M, C], silu included; the ring takes the inputs."""
+    out = _C.causal_conv(x.numpy(), weight.numpy(), dilation, ring.numpy(), *rows.runs.arguments)
+    return torch.from_numpy(out)
+
+
+def deltanet(
+    qkv: torch.Tensor,
+    b: torch.Tensor,
+    a: torch.Tensor,
+    a_log: torch.Tensor,
+    dt_bias: torch.Tensor,
+    key_index: torch.Tensor,
+    states: torch.Tensor,
+    keys: Stored,
+    updates: torch.Tensor,
+    decays: torch.Tensor,
+    scale: float,
+    rows: StepRows,
+) -> torch.Tensor:
+    """Gated DeltaNet: F32 [M, 2 * Hk * Dk + Hv * Dv] -> F32 [M, Hv, Dv]; value head h uses key head key_index[h]."""
+    out = _C.deltanet(
+        qkv.numpy(), b.numpy(), a.numpy(), a_log.numpy(), dt_bias.numpy(), key_index.numpy(), states.numpy(), keys.bits,
+        updates.numpy(), decays.numpy(), *rows.runs.arguments, scale, keys.dtype,
+    )  # fmt: skip
+    return torch.from_numpy(out)
+
+
+def hyper_gates(z: torch.Tensor, num_streams: int, low_rank: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """F32 [M, low_rank + n] -> the mixer's inner values [M, low_rank], injection weights [M, n]."""
+    inner, inject = _C.hyper_gates(z.numpy(), num_streams, low_rank)
+    return torch.from_numpy(inner), torch.from_numpy(inject)
+
+
+def hyper_mix(y: torch.Tensor, normed: torch.Tensor, num_streams: int) -> torch.Tensor:
+    """F32 [M, S * H] twice -> F32 [M, H]."""
+    return torch.from_numpy(_C.hyper_mix(y.numpy(), normed.numpy(), num_streams))
+
+
+def hyper_write(streams: torch.Tensor, y: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+    """F32 [M, S * H], [M, H], [M, S] -> F32 [M, S * H]."""
+    return torch.from_numpy(_C.hyper_write(streams.numpy(), y.numpy(), weights.numpy()))
+
+
+def ngram_values(keys: torch.Tensor, queries: torch.Tensor, value: torch.Tensor, scale: float) -> torch.Tensor:
+    """Normed keys and queries F32 [M, S * H], value [M, H] -> F32 [M, S * H]."""
+    return torch.from_numpy(_C.ngram_values(keys.numpy(), queries.numpy(), value.numpy(), scale))

@@ -18,12 +18,12 @@ from ..collectives.transport import SingleRank
 from ..errors import ConfigError, LeafsumError
 from . import poison
 from .checkpoint import Checkpoint
+from .configs.load import load_spec
 from .context import RankContext
 from .engine import Engine
 from .messages import Ready, Setup
 from .models import CausalModel, build_model
 from .numerics import settings_digest
-from .spec import load_spec
 
 NO_TRANSPORT = "none"
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
 
@@ -67,7 +68,30 @@ class WeightReader:
             raise ModelError(f"tensor {name} holds values beyond float16's range. Use --dtype bfloat16 or float32")
         return weight
 
+    def under(self, prefix: str) -> Weights:
+        return Weights(self, prefix)
+
     def _open(self, file: str) -> Any:
         if file not in self._files:
             self._files[file] = self._open_files.enter_context(safe_open(file, framework="pt", device="cpu"))
         return self._files[file]
+
+
+@dataclass(frozen=True, slots=True)
+class Weights:
+    """A reader's tensors whose names begin with `prefix`, by the rest of their names. A block knows no more of them."""
+
+    reader: WeightReader
+    prefix: str
+
+    def under(self, prefix: str) -> Weights:
+        return Weights(self.reader, self.prefix + prefix)
+
+    def has(self, name: str) -> bool:
+        return self.prefix + name in self.reader.checkpoint.entries
+
+    def fp32(self, name: str, rows: Part | None = None) -> torch.Tensor:
+        return self.reader.fp32(self.prefix + name, rows)
+
+    def linear(self, name: str, rows: Part | None = None, columns: Part | None = None) -> torch.Tensor:
+        return self.reader.linear(self.prefix + name, rows, columns)

@@ -12,11 +12,11 @@ from leafsum.collectives.testing import run_ranks
 from leafsum.collectives.transport import SingleRank, Transport
 from leafsum.ranks import ops
 from leafsum.ranks.checkpoint import Checkpoint
+from leafsum.ranks.configs.load import load_spec
 from leafsum.ranks.context import RankContext
-from leafsum.ranks.kv import KVPages
+from leafsum.ranks.memory import MemorySizes
 from leafsum.ranks.models import CausalModel, build_model
 from leafsum.ranks.rows import StepRows
-from leafsum.ranks.spec import load_spec
 from numpy.typing import NDArray
 
 Row = tuple[int, int]
@@ -63,9 +63,8 @@ def run_steps(
     num_slots = len(prompts) + 1
     page_ids = torch.randperm(num_slots * pages_per_slot, generator=torch.Generator().manual_seed(page_size))
     page_table = page_ids.view(num_slots, pages_per_slot).to(torch.int32)
-    spec = model.spec
-    kv = KVPages(spec.num_layers, page_ids.numel(), len(model.kv_heads), spec.head_dim, page_size, model_dtype(model))
-    kv.fill_nan()
+    sizes = MemorySizes(num_slots, page_ids.numel(), page_size, model_dtype(model))
+    model.allocate(sizes).fill_nan()
     results: dict[Row, tuple[torch.Tensor, torch.Tensor, int, int]] = {}
     for step in steps:
         rows = StepRows(
@@ -73,8 +72,9 @@ def run_steps(
             positions=torch.tensor([position for _, position in step], dtype=torch.int32),
             slots=torch.tensor([num_slots - 1 - prompt for prompt, _ in step], dtype=torch.int32),
             page_table=page_table,
+            page_size=page_size,
         )
-        residual = model.forward(rows, kv)
+        residual = model.forward(rows)
         hashes = ops.residual_hash(residual.rows, rows.positions)
         parts = residual.rows, model.logits(residual.rows), hashes, residual.first_bad_layer.tolist()
         results |= dict(zip(step, zip(*parts, strict=True), strict=True))

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from leafsum.ranks.configs.load import load_spec
 from leafsum.ranks.messages import Setup
-from leafsum.ranks.spec import load_spec
 from leafsum.runtime.coordinator import setup_of
 from leafsum.runtime.messages import Start
 from leafsum.runtime.run_folder import RunFolder

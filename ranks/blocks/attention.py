@@ -2,164 +2,139 @@
 
 from __future__ import annotations
 
-import functools
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
 
 from ...collectives.exchange import Exchange
 from .. import ops
-from ..linear import Linear, RowSplitLinear
-from ..ops import Stored
-from ..rope import attention_factor, attention_scale, frequencies
-from ..rows import RowPlaces, StepRows
-from ..sizes import layer_name
+from ..context import RankContext
+from ..linear import Linear
+from ..memory import BlockMemory, KVPages, MemorySizes
+from ..rope import attention_scale
+from ..rows import StepRows
 from ..spec import ModelSpec
-from ..weights import Part, WeightReader
+from ..weights import Part, Weights
+from .indexer import Indexer
 from .norm import RMSNorm
+from .rotary import Rotary
+from .row_split import RowSplitOutput
 
 
-@dataclass(frozen=True, slots=True)
-class Rotary:
-    """frequencies FP32 [D / 2]; shared by all layers."""
-
-    frequencies: torch.Tensor
-    attention_factor: float
-
-    @classmethod
-    def of(cls, spec: ModelSpec) -> Rotary:
-        # Every value is an FP32 number already: the conversion from double is exact.
-        exact = torch.tensor(frequencies(spec.rope, spec.head_dim), dtype=torch.float32)
-        return cls(exact, attention_factor(spec.rope))
-
-    def __call__(self, x: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        return ops.rotary(x, positions, self.frequencies, self.attention_factor)
-
-
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class OwnHeads:
-    """The projections of the heads one rank owns.
+    """The heads that one rank owns, and their keys and values.
 
-    projection: queries, keys and values as one wide linear of [heads * D | KV heads * D | KV heads * D] columns; a
-    column's bits do not depend on the others. kv_index I32 [heads]: the place of a head's KV head among those in this
-    rank's pages.
+    projection: queries, their gates where the family has them, keys and values as one wide linear of [heads * D |
+    heads * D | KV heads * D | KV heads * D] columns; a column's bits do not depend on the others. kv_index I32 [heads]:
+    the place of a head's KV head among those in this rank's pages.
     """
 
     projection: Linear
     query_norm: RMSNorm
     key_norm: RMSNorm
-    output: RowSplitLinear
+    rotary: Rotary
     kv_index: torch.Tensor
+    num_kv_heads: int
     head_dim: int
+    has_gate: bool
+    scale: float
+    indexer: Indexer | None
+    pages: KVPages = field(init=False)
 
     @classmethod
-    def load(cls, reader: WeightReader, spec: ModelSpec, layer: int, rank: int, num_ranks: int) -> OwnHeads:
-        heads, kv_heads = spec.heads(rank, num_ranks), spec.kv_heads(rank, num_ranks)
-        head_columns = (heads.start * spec.head_dim, heads.stop * spec.head_dim)
-        kv_rows = (kv_heads[0] * spec.head_dim, (kv_heads[-1] + 1) * spec.head_dim)
-        output = reader.linear(layer_name(layer, "self_attn.o_proj.weight"), columns=head_columns)
+    def load(cls, weights: Weights, spec: ModelSpec, rotary: Rotary, context: RankContext) -> OwnHeads:
+        heads = spec.heads(context.rank, context.num_ranks)
+        kv_heads = spec.kv_heads(context.rank, context.num_ranks)
         return cls(
-            projection=_projection(reader, spec, layer, head_columns, kv_rows),
-            query_norm=RMSNorm.load(reader, layer_name(layer, "self_attn.q_norm.weight"), spec.rms_norm_eps),
-            key_norm=RMSNorm.load(reader, layer_name(layer, "self_attn.k_norm.weight"), spec.rms_norm_eps),
-            output=RowSplitLinear.of(output, len(spec.attention_leaves(rank, num_ranks))),
+            projection=_projection(weights, spec, heads, kv_heads),
+            query_norm=RMSNorm.load(weights, "q_norm", spec),
+            key_norm=RMSNorm.load(weights, "k_norm", spec),
+            rotary=rotary,
             kv_index=torch.tensor([kv_heads.index(spec.kv_head_of(head)) for head in heads], dtype=torch.int32),
+            num_kv_heads=len(kv_heads),
             head_dim=spec.head_dim,
+            has_gate=spec.query_gate,
+            scale=attention_scale(spec.head_dim),
+            indexer=Indexer.load(weights.under("indexer."), spec, spec.indexer, rotary) if spec.indexer else None,
         )
 
-    def project(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """F32 [M, H] -> queries [M, heads, D], keys and values [M, KV heads, D]."""
-        num_heads = len(self.kv_index)
+    def allocate(self, sizes: MemorySizes) -> list[BlockMemory]:
+        self.pages = KVPages(sizes, self.num_kv_heads, self.head_dim)
+        return [self.pages, self.indexer.allocate(sizes)] if self.indexer else [self.pages]
+
+    def __call__(self, x: torch.Tensor, rows: StepRows) -> torch.Tensor:
+        """F32 [M, H] -> the attended values of these heads, F32 [M, heads * D]."""
+        queries, gates, keys, values = self._project(x)
+        queries = self.rotary(self.query_norm(queries), rows.positions)
+        keys = self.rotary(self.key_norm(keys), rows.positions)
+        pages, places = self.pages, rows.places
+        # All rows of the step are stored before any is attended: a prompt's rows see each other.
+        ops.store_kv(keys, values, pages.keys, pages.values, places.pages, places.offsets)
+        selection = self.indexer(x, rows) if self.indexer else None
+        attended = ops.attention(
+            queries, pages.keys, pages.values, rows.page_table, rows.slots, places.num_keys, self.kv_index, self.scale,
+            selection,
+        )  # fmt: skip
+        if gates is not None:
+            attended = ops.sigmoid_times(attended, gates)
+        return attended.flatten(1)
+
+    def _project(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor, torch.Tensor]:
+        """F32 [M, H] -> queries and gates [M, heads, D], keys and values [M, KV heads, D]."""
+        num_heads, num_kv_heads = len(self.kv_index), self.num_kv_heads
         heads = self.projection(x).numpy().reshape(len(x), -1, self.head_dim)
-        first_value = (heads.shape[1] + num_heads) // 2
-        parts = (heads[:, :num_heads], heads[:, num_heads:first_value], heads[:, first_value:])
-        queries, keys, values = (torch.from_numpy(np.ascontiguousarray(part)) for part in parts)
-        return queries, keys, values
+        counts = [num_heads, num_heads * self.has_gate, num_kv_heads, num_kv_heads]
+        parts = np.split(heads, np.cumsum(counts)[:-1].tolist(), axis=1)
+        queries, gates, keys, values = (torch.from_numpy(np.ascontiguousarray(part)) for part in parts)
+        return queries, gates if self.has_gate else None, keys, values
 
 
-def _projection(reader: WeightReader, spec: ModelSpec, layer: int, query_rows: Part, kv_rows: Part) -> Linear:
-    parts = (("q_proj", query_rows), ("k_proj", kv_rows), ("v_proj", kv_rows))
-    names = [(layer_name(layer, f"self_attn.{name}."), rows) for name, rows in parts]
-    weight = torch.cat([reader.linear(f"{prefix}weight", rows=rows) for prefix, rows in names])
+def _projection(weights: Weights, spec: ModelSpec, heads: range, kv_heads: Sequence[int]) -> Linear:
+    dim, query_dim = spec.head_dim, spec.head_dim * (2 if spec.query_gate else 1)
+    query_rows: Part = (heads.start * query_dim, heads.stop * query_dim)
+    kv_rows: Part = (kv_heads[0] * dim, (kv_heads[-1] + 1) * dim)
+    parts = (("q_proj.", query_rows), ("k_proj.", kv_rows), ("v_proj.", kv_rows))
+
+    def joined(tensors: list[torch.Tensor]) -> torch.Tensor:
+        if spec.query_gate:  # stored head by head, query before gate
+            by_head = tensors[0].view(len(heads), 2, dim, *tensors[0].shape[1:])
+            tensors[:1] = [by_head[:, 0].flatten(0, 1), by_head[:, 1].flatten(0, 1)]
+        return torch.cat(tensors)
+
+    weight = joined([weights.linear(f"{name}weight", rows=rows) for name, rows in parts])
     if not spec.attention_bias:
         return Linear.wide(weight)
-    return Linear.wide(weight, torch.cat([reader.fp32(f"{prefix}bias", rows=rows) for prefix, rows in names]))
+    return Linear.wide(weight, joined([weights.fp32(f"{name}bias", rows=rows) for name, rows in parts]))
 
 
 @dataclass(frozen=True, slots=True)
 class Attention:
-    """`own` is None on a rank without heads; such a rank only takes part in the exchange."""
+    """`own` is None on a rank without heads."""
 
     own: OwnHeads | None
-    own_leaves: range
-    num_leaves: int
-    output_bias: torch.Tensor | None
-    rotary: Rotary
-    scale: float
-    exchange: Exchange
+    output: RowSplitOutput
 
     @classmethod
     def load(
-        cls,
-        reader: WeightReader,
-        spec: ModelSpec,
-        layer: int,
-        rotary: Rotary,
-        exchange: Exchange,
-        rank: int,
-        num_ranks: int,
+        cls, weights: Weights, spec: ModelSpec, rotary: Rotary, exchange: Exchange, context: RankContext
     ) -> Attention:
-        own_leaves = spec.attention_leaves(rank, num_ranks)
-        bias_name = layer_name(layer, "self_attn.o_proj.bias")
+        heads = spec.heads(context.rank, context.num_ranks)
+        own_leaves = spec.attention_leaves(context.rank, context.num_ranks)
+        columns = (heads.start * spec.head_dim, heads.stop * spec.head_dim)
         return cls(
-            own=OwnHeads.load(reader, spec, layer, rank, num_ranks) if own_leaves else None,
-            own_leaves=own_leaves,
-            num_leaves=spec.num_attention_leaves,
-            output_bias=reader.fp32(bias_name) if spec.attention_bias else None,
-            rotary=rotary,
-            scale=attention_scale(spec.head_dim),
-            exchange=exchange,
+            own=OwnHeads.load(weights, spec, rotary, context) if heads else None,
+            output=RowSplitOutput.load(
+                weights.under("o_proj."), columns, own_leaves, spec.num_attention_leaves, exchange, spec.attention_bias
+            ),
         )
 
-    def __call__(
-        self, x: torch.Tensor, rows: StepRows, places: RowPlaces, key_pages: Stored, value_pages: Stored
-    ) -> torch.Tensor:
+    def allocate(self, sizes: MemorySizes) -> list[BlockMemory]:
+        return self.own.allocate(sizes) if self.own is not None else []
+
+    def __call__(self, x: torch.Tensor, rows: StepRows) -> torch.Tensor:
         """F32 [M, H] -> F32 [M, H], equal on every rank; the rows' keys and values are stored on the way."""
-        leaves = None
-        if self.own is not None:
-            leaves = self.own.output.leaves(self._heads(self.own, x, rows, places, key_pages, value_pages))
-        if leaves is not None and len(self.own_leaves) == self.num_leaves:
-            slot_rows = leaves
-        else:
-            slot_rows = torch.empty((x.shape[0], self.num_leaves, x.shape[1]))
-            if leaves is not None:
-                slot_rows[:, self.own_leaves.start : self.own_leaves.stop] = leaves
-        summed = self.exchange.sum(slot_rows, _every_leaf(x.shape[0], self.num_leaves))
-        return summed if self.output_bias is None else summed + self.output_bias
-
-    def _heads(
-        self,
-        own: OwnHeads,
-        x: torch.Tensor,
-        rows: StepRows,
-        places: RowPlaces,
-        key_pages: Stored,
-        value_pages: Stored,
-    ) -> torch.Tensor:
-        """The attended values of this rank's heads, F32 [M, heads * D]."""
-        queries, keys, values = own.project(x)
-        queries = self.rotary(own.query_norm(queries), rows.positions)
-        keys = self.rotary(own.key_norm(keys), rows.positions)
-        # All rows of the step are stored before any is attended: a prompt's rows see each other.
-        ops.store_kv(keys, values, key_pages, value_pages, places.pages, places.offsets)
-        attended = ops.attention(
-            queries, key_pages, value_pages, rows.page_table, rows.slots, places.num_keys, own.kv_index, self.scale
-        )
-        return attended.flatten(1)
-
-
-@functools.lru_cache(maxsize=4)  # a batch has one size in all its layers
-def _every_leaf(num_rows: int, num_leaves: int) -> torch.Tensor:
-    """Slot ids I32 [num_rows, num_leaves]: every row has every leaf, in every layer and most steps alike."""
-    return torch.arange(num_leaves, dtype=torch.int32).repeat(num_rows, 1)
+        heads = None if self.own is None else self.own(x, rows)
+        return self.output(heads, *x.shape)

@@ -8,7 +8,7 @@ import torch
 
 from .. import ops
 from ..linear import Linear
-from ..weights import WeightReader
+from ..weights import Weights
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,8 +18,8 @@ class DenseMLP:
     down: Linear
 
     @classmethod
-    def load(cls, reader: WeightReader, prefix: str) -> DenseMLP:
-        parts = [Linear.wide(reader.linear(f"{prefix}{name}_proj.weight")) for name in ("gate", "up", "down")]
+    def load(cls, weights: Weights) -> DenseMLP:
+        parts = [Linear.wide(weights.linear(f"{name}_proj.weight")) for name in ("gate", "up", "down")]
         return cls(*parts)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:

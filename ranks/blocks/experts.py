@@ -11,44 +11,76 @@ from ...collectives.exchange import Exchange
 from ...collectives.hazards import HazardCounts
 from .. import ops, poison
 from ..linear import Linear
-from ..sizes import fused_experts, layer_name
 from ..spec import ModelSpec
-from ..weights import WeightReader
+from ..weights import Weights
 
 
 @dataclass(frozen=True, slots=True)
-class Experts:
-    """gate, up [n, ceil(I/16), H, 16] and down [n, ceil(H/16), I, 16]: the n experts this rank owns, ascending id.
+class ExpertStack:
+    """gate, up [n, ceil(I/16), H, 16] and down [n, ceil(H/16), I, 16]: the n experts of one width that a rank owns.
 
-    local_index I32 [E]: 0..n-1 for an owned id, -1 elsewhere.
+    local_index I32 [ids]: 0..n-1 for an owned id, -1 elsewhere.
     """
 
-    router: Linear
     gate: ops.Stored
     up: ops.Stored
     down: ops.Stored
     local_index: torch.Tensor
+
+    @classmethod
+    def of(cls, packed: list[list[torch.Tensor]], owned_ids: tuple[int, ...], num_ids: int) -> ExpertStack:
+        """`packed`: gate, up and down of each owned id, ascending."""
+        gate, up, down = (torch.stack([expert[part] for expert in packed]) for part in range(3))
+        local_index = torch.full((num_ids,), -1, dtype=torch.int32)
+        local_index[list(owned_ids)] = torch.arange(len(owned_ids), dtype=torch.int32)
+        if poison.is_on():
+            gate, up, down = (poison.among_unowned(part, owned_ids, num_ids) for part in (gate, up, down))
+            local_index[list(owned_ids)] = torch.tensor(owned_ids, dtype=torch.int32)
+        return cls(ops.Stored.of(gate), ops.Stored.of(up), ops.Stored.of(down), local_index)
+
+    def fill(self, x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor, slot_rows: torch.Tensor) -> None:
+        """Slot values of owned ids into slot_rows [M, S, H], and nothing else."""
+        ops.experts(x, ids, weights, self.gate, self.up, self.down, self.local_index, slot_rows)
+
+
+@dataclass(frozen=True, slots=True)
+class SharedExpert:
+    """Every row's expert, id `expert_id`; `own` on its owner alone. gate: a narrow linear to one column."""
+
+    gate: Linear
+    own: ExpertStack | None
+    expert_id: int
+
+    @classmethod
+    def load(cls, weights: Weights, spec: ModelSpec, is_owned: bool) -> SharedExpert:
+        own = None
+        if is_owned:
+            packed = [ops.pack_weight(weight) for weight in _read_gated(weights.under("shared_expert."))]
+            own = ExpertStack.of([packed], (spec.num_experts,), spec.num_experts + 1)
+        return cls(Linear.narrow(weights.linear("shared_expert_gate.weight")), own, spec.num_experts)
+
+
+@dataclass(frozen=True, slots=True)
+class Experts:
+    """`own` is None on a rank that has none of the routed experts."""
+
+    router: Linear
+    own: ExpertStack | None
+    shared: SharedExpert | None
     exchange: Exchange
     top_k: int
     renormalise: bool
 
     @classmethod
-    def load(
-        cls, reader: WeightReader, spec: ModelSpec, layer: int, owned_ids: tuple[int, ...], exchange: Exchange
-    ) -> Experts:
-        owned = [_read_expert(reader, spec, layer, expert) for expert in owned_ids]
-        local_index = torch.full((spec.num_experts,), -1, dtype=torch.int32)
-        local_index[list(owned_ids)] = torch.arange(len(owned_ids), dtype=torch.int32)
-        gate, up, down = (_stack([expert[part] for expert in owned]) for part in range(3))
-        if poison.is_on() and owned_ids:
-            gate, up, down = (poison.among_unowned(part, owned_ids, spec.num_experts) for part in (gate, up, down))
-            local_index[list(owned_ids)] = torch.tensor(owned_ids, dtype=torch.int32)
+    def load(cls, weights: Weights, spec: ModelSpec, exchange: Exchange) -> Experts:
+        num_ids = exchange.placement.tree.num_all_ids
+        owned_ids = exchange.placement.ids_of(exchange.rank)
+        routed_ids = tuple(id_ for id_ in owned_ids if id_ < spec.num_experts)
+        packed = [_read_packed(weights.under("experts."), spec, expert) for expert in routed_ids]
         return cls(
-            router=Linear.narrow(reader.linear(layer_name(layer, "mlp.gate.weight"))),
-            gate=ops.Stored.of(gate),
-            up=ops.Stored.of(up),
-            down=ops.Stored.of(down),
-            local_index=local_index,
+            router=Linear.narrow(weights.linear("gate.weight")),
+            own=ExpertStack.of(packed, routed_ids, num_ids) if routed_ids else None,
+            shared=SharedExpert.load(weights, spec, routed_ids != owned_ids) if spec.shared_width else None,
             exchange=exchange,
             top_k=spec.top_k,
             renormalise=spec.renormalise,
@@ -60,30 +92,34 @@ class Experts:
         ids, weights = ops.router(logits, self.top_k, self.renormalise)
         if self.exchange.hazards is not None:
             self._count_ties(self.exchange.hazards, logits, ids)
+        if self.shared is not None:
+            ids = torch.cat([ids, torch.full((len(x), 1), self.shared.expert_id, dtype=torch.int32)], dim=1)
+            weights = torch.cat([weights, ops.sigmoid(self.shared.gate(x))], dim=1)
         # Only owned slots are ever written, and the exchange reads no others.
         slot_rows = torch.empty((*ids.shape, x.shape[1]))
-        if len(self.gate.bits):
-            ops.experts(x, ids, weights, self.gate, self.up, self.down, self.local_index, slot_rows)
+        if self.own is not None:
+            self.own.fill(x, ids, weights, slot_rows)
+        if self.shared is not None and self.shared.own is not None:
+            self.shared.own.fill(x, ids, weights, slot_rows)
         return self.exchange.sum(slot_rows, ids, weights)
 
     def _count_ties(self, hazards: HazardCounts, logits: torch.Tensor, ids: torch.Tensor) -> None:
         _, probabilities = ops.router(logits, logits.shape[1], renormalise=False)
-        owners = np.array(self.exchange.placement.owners, dtype=np.int32)
+        owners = np.array(self.exchange.placement.owners[: logits.shape[1]], dtype=np.int32)
         hazards.count_ties(probabilities.numpy(), ids.numpy(), owners)
 
 
-def _read_expert(reader: WeightReader, spec: ModelSpec, layer: int, expert: int) -> list[torch.Tensor]:
+def _read_packed(weights: Weights, spec: ModelSpec, expert: int) -> list[torch.Tensor]:
     """Packed gate, up and down of one expert, from either published layout."""
-    gate_up_name, down_name = fused_experts(layer)
-    if gate_up_name in reader.checkpoint.entries:
+    if weights.has("gate_up_proj"):
         row = (expert, expert + 1)
-        gate_up = reader.linear(gate_up_name, rows=row)[0]
-        weights = [gate_up[: spec.expert_width], gate_up[spec.expert_width :], reader.linear(down_name, rows=row)[0]]
+        gate_up = weights.linear("gate_up_proj", rows=row)[0]
+        down = weights.linear("down_proj", rows=row)[0]
+        parts = [gate_up[: spec.expert_width], gate_up[spec.expert_width :], down]
     else:
-        prefix = layer_name(layer, f"mlp.experts.{expert}.")
-        weights = [reader.linear(f"{prefix}{part}_proj.weight") for part in ("gate", "up", "down")]
-    return [ops.pack_weight(weight) for weight in weights]
+        parts = _read_gated(weights.under(f"{expert}."))
+    return [ops.pack_weight(weight) for weight in parts]
 
 
-def _stack(packed: list[torch.Tensor]) -> torch.Tensor:
-    return torch.stack(packed) if packed else torch.empty((0, 0, 0, 0))
+def _read_gated(weights: Weights) -> list[torch.Tensor]:
+    return [weights.linear(f"{part}_proj.weight") for part in ("gate", "up", "down")]

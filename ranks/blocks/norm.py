@@ -7,20 +7,31 @@ from dataclasses import dataclass
 import torch
 
 from .. import ops
-from ..weights import WeightReader
+from ..spec import ModelSpec
+from ..weights import Weights
 
 
 @dataclass(frozen=True, slots=True)
 class RMSNorm:
-    """weight FP32 [N]."""
+    """weight FP32 [N], or [groups, N] for vectors that come in groups; `is_offset`: what is stored lacks one."""
 
     weight: torch.Tensor
     eps: float
+    is_offset: bool
 
     @classmethod
-    def load(cls, reader: WeightReader, name: str, eps: float) -> RMSNorm:
-        return cls(reader.fp32(name), eps)
+    def load(cls, weights: Weights, name: str, spec: ModelSpec) -> RMSNorm:
+        return cls(weights.fp32(f"{name}.weight"), spec.rms_norm_eps, spec.offset_norms)
+
+    @classmethod
+    def load_grouped(cls, weights: Weights, name: str, spec: ModelSpec, num_groups: int) -> RMSNorm:
+        """One norm for each of num_groups equal parts of a row."""
+        weight = weights.fp32(f"{name}.weight").view(num_groups, -1)
+        return cls(weight, spec.rms_norm_eps, spec.offset_norms)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """F32 [..., N] -> F32 [..., N]."""
-        return ops.rms_norm(x, self.weight, self.eps)
+        """F32 [..., N] -> F32 [..., N]; grouped: [M, groups * N] -> the same."""
+        if self.weight.dim() == 1:
+            return ops.rms_norm(x, self.weight, self.eps, self.is_offset)
+        vectors = x.view(-1, self.weight.shape[1])
+        return ops.rms_norm(vectors, self.weight, self.eps, self.is_offset).view(x.shape)

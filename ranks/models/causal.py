@@ -10,14 +10,14 @@ import torch
 from numpy.typing import NDArray
 
 from .. import ops
-from ..kv import KVPages
+from ..memory import MemorySizes, ModelMemory
 from ..rows import StepRows
 from ..spec import ModelSpec
 
 
 @dataclass(frozen=True, slots=True)
 class Residual:
-    """rows F32 [M, H]: the final residual, before the last norm, equal on every rank.
+    """rows F32 [M, R]: the final residual (all streams), before the last norm, equal on every rank.
 
     first_bad_layer I64 [M]: the first layer whose output is not finite in this row, -1 where all are.
     layer_hashes U64 [M, layers]: the hash of the residual after every layer; no columns unless they were asked for.
@@ -53,11 +53,10 @@ class ResidualWatch:
 class CausalModel(Protocol):
     """One rank's share of a model.
 
-    kv_heads: the global KV heads it keeps, maybe none; vocab_ranges: the ids (first, stop) of every rank.
+    vocab_ranges: the ids (first, stop) of every rank. `allocate` comes before the first rows.
     """
 
     spec: ModelSpec
-    kv_heads: tuple[int, ...]
     vocab_ranges: tuple[tuple[int, int], ...]
 
     @property
@@ -66,10 +65,13 @@ class CausalModel(Protocol):
 
     @property
     def exchange_mode(self) -> str:
-        """What the exchanges of experts and of attention leaves use: "nodes" or "slots", or both where they differ."""
+        """What the exchanges of its sums use: "nodes" or "slots", or which sum uses which where they differ."""
 
-    def forward(self, rows: StepRows, kv: KVPages) -> Residual:
-        """Stores the rows' keys and values, and gives their final residual. All ranks must call it with equal rows."""
+    def allocate(self, sizes: MemorySizes) -> ModelMemory:
+        """Memory for slots and pages, in place of what was there; the model goes on using it."""
+
+    def forward(self, rows: StepRows) -> Residual:
+        """Takes the rows into its memory, and gives their final residual. All ranks must call it with equal rows."""
 
     def logits(self, residual_rows: torch.Tensor) -> torch.Tensor:
-        """F32 [D, H] -> F32 [D, own vocabulary rows]."""
+        """F32 [D, R] -> F32 [D, own vocabulary rows]."""

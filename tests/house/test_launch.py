@@ -27,6 +27,7 @@ case "$*" in
         printf '#!/bin/sh\\npwd\\nprintf "%%s\\\\n" "$@"\\nexit 3\\n' >"$checkout/.venv/bin/leafsum"
         chmod +x "$checkout/.venv/bin/leafsum"
         ;;
+    *"-m pytest"*) printf '%s\\n' "$@" ;;
     *"-m pip"*)
         echo "pip lock" >>"$LAUNCH_LOG"
         sleep "${LAUNCH_SLEEP_S:-0}"
@@ -102,6 +103,19 @@ def test_it_sets_up_once_and_passes_everything_on(checkout, tmp_path) -> None:
 
 def test_no_arguments_are_the_demonstration(checkout, tmp_path) -> None:
     assert checkout.run(cwd=tmp_path).stdout.splitlines() == [str(tmp_path), "demo"]
+
+
+def test_the_checks_end_with_pytest_on_all_cores_and_pass_arguments_on(checkout) -> None:
+    checkout.run("setup")
+    (checkout.root / "tests").mkdir()
+    for tool in ("ruff", "mypy", "clang-format"):
+        (checkout.root / ".venv/bin" / tool).symlink_to(shutil.which("true") or "")
+    ended = checkout.run("test", "-k", "two words", "tests/house/test_launch.py", "-n", "0")
+    assert ended.returncode == 0, ended.stderr
+    words = ended.stdout.splitlines()
+    assert words[:2] == ["-m", "pytest"]
+    assert words[6:12] == ["-n", "auto", "--maxprocesses", "8", "--dist", "worksteal"]
+    assert words[12:] == ["-k", "two words", "house/test_launch.py", "-n", "0"], "after ours, so that they win"
 
 
 def test_it_works_through_a_symbolic_link(checkout, tmp_path) -> None:

@@ -14,12 +14,13 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from leafsum.collectives.testing import run_ranks
 from leafsum.collectives.transport import Transport
+from leafsum.ranks.configs.load import load_spec
 from leafsum.ranks.engine import Engine
-from leafsum.ranks.kv import KVPages
+from leafsum.ranks.memory import MemorySizes, ModelMemory
 from leafsum.ranks.messages import Admit, Plan, Run, RunResult
 from leafsum.ranks.models.causal import Residual, ResidualWatch
 from leafsum.ranks.rows import StepRows
-from leafsum.ranks.spec import ModelSpec, load_spec
+from leafsum.ranks.spec import ModelSpec
 from numpy.typing import NDArray
 from oracle.head import argmax, nonfinite_rows
 from setups import make_setup
@@ -37,11 +38,13 @@ class TableModel:
     table: torch.Tensor
     vocab_ranges: tuple[tuple[int, int], ...]
     rank: int
-    kv_heads: tuple[int, ...] = ()
     num_exchanges: int = 0
     exchange_mode: str = "nodes"
 
-    def forward(self, rows: StepRows, kv: KVPages) -> Residual:  # noqa: ARG002
+    def allocate(self, sizes: MemorySizes) -> ModelMemory:  # noqa: ARG002
+        return ModelMemory([])
+
+    def forward(self, rows: StepRows) -> Residual:
         return ResidualWatch(rows.positions, with_hashes=False).final(self.table[rows.token_ids])
 
     def logits(self, residual_rows: torch.Tensor) -> torch.Tensor:

@@ -40,7 +40,7 @@ def engine_of(folder: Path, transport: Transport, **fields) -> Engine:
     limits = {"tp": transport.num_ranks, "concurrency": 3, "kv_tokens": 128, "page_size": 16, "max_context": 96}
     setup = make_setup(folder, folder, transport.rank, **limits, **fields)
     engine = Engine(build(folder, transport, setup.dtype, layer_digests=setup.layer_digests), transport, setup)
-    engine.kv.fill_nan()
+    engine.memory.fill_nan()
     return engine
 
 

@@ -5,9 +5,12 @@ from typing import Any
 
 import pytest
 from bits import assert_same_bits
-from leafsum.ranks.spec import ModelSpec, load_spec
+from leafsum.ranks.configs.load import load_spec
+from leafsum.ranks.spec import ModelSpec
 from model_runs import run_on_ranks, run_single, whole
-from oracle.model import Config, Qwen3Moe
+from oracle.config import Config
+from oracle.model import Model
+from oracle.parts import Parts
 from tiny_checkpoints import config_with, random_tensors, write_checkpoint
 
 PROMPT = [3, 14, 15, 92, 65, 3]
@@ -44,7 +47,7 @@ def test_bits_are_those_of_the_contract(tmp_path: Path, case: str, dtype: str) -
     """Weights are stored in FP32, so that what is rounded at load, and what is not, shows."""
     folder = write_checkpoint(tmp_path, dtype="float32", **CASES[case])
     weights = {name: tensor.numpy() for name, tensor in random_tensors(config_with(**CASES[case]), 0).items()}
-    expected = Qwen3Moe(oracle_config(load_spec(folder)), weights, dtype).forward(PROMPT)
+    expected = Model(oracle_config(load_spec(folder)), weights, Parts(dtype)).forward(PROMPT)
     single = run_single(folder, [PROMPT], whole([PROMPT]), dtype)
     assert_same_bits(single.residual, expected.residual)
     assert_same_bits(single.logits, expected.logits)

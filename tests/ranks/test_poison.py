@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -15,8 +16,8 @@ from leafsum.collectives.transport import SingleRank, Transport
 from leafsum.ranks import ops, poison
 from leafsum.ranks.blocks.experts import Experts
 from leafsum.ranks.engine import Engine
-from leafsum.ranks.kv import KVPages
 from leafsum.ranks.linear import Linear
+from leafsum.ranks.memory import MemorySizes
 from leafsum.ranks.messages import Admit, Plan, StepResult
 from leafsum.ranks.messages import Run as PlanRun
 from leafsum.ranks.rows import StepRows
@@ -27,6 +28,7 @@ from tiny_checkpoints import write_checkpoint
 PROMPTS = [
     torch.randint(101, (length,), generator=torch.Generator().manual_seed(length)).tolist() for length in (37, 5)
 ]
+ONE_SLOT = MemorySizes(num_slots=1, num_pages=4, page_size=16, dtype="bfloat16")
 
 
 @pytest.fixture(scope="module")
@@ -78,7 +80,7 @@ def test_an_unowned_expert_that_is_computed_and_sent_shows(folder, monkeypatch):
 
     def load_with_expert_0(*arguments):
         block = load(*arguments)
-        block.local_index[0] = 0
+        block.own.local_index[0] = 0
         return block
 
     def gather_but_keep_expert_0(self, rows, ids):
@@ -108,8 +110,8 @@ def rank_residuals(folder: Path) -> np.ndarray:
     def rank_run(transport: Transport) -> np.ndarray:
         model = build(folder, transport, "bfloat16", "slots")
         del model.layers[1:]  # type: ignore[attr-defined]
-        kv = KVPages(model.spec.num_layers, 4, len(model.kv_heads), model.spec.head_dim, 16, "bfloat16")
-        return model.forward(one_slot_rows(PROMPTS[0]), kv).rows.numpy()
+        model.allocate(ONE_SLOT)
+        return model.forward(one_slot_rows(PROMPTS[0])).rows.numpy()
 
     return np.stack(run_ranks(2, rank_run))
 
@@ -121,21 +123,22 @@ def one_slot_rows(token_ids: list[int]) -> StepRows:
         positions=torch.arange(num_rows, dtype=torch.int32),
         slots=torch.zeros(num_rows, dtype=torch.int32),
         page_table=torch.arange(4, dtype=torch.int32)[None],
+        page_size=ONE_SLOT.page_size,
     )
 
 
 @pytest.mark.usefixtures("poisoned")
 def test_a_key_past_a_rows_own_position_shows(folder, monkeypatch):
-    places = StepRows.places
+    places = StepRows.places.func
 
-    def one_key_too_many(self, page_size):
-        found = places(self, page_size)
+    def one_key_too_many(self):
+        found = places(self)
         return type(found)(found.pages, found.offsets, found.num_keys + (found.num_keys == len(PROMPTS[0])))
 
-    monkeypatch.setattr(StepRows, "places", one_key_too_many)
+    monkeypatch.setattr(StepRows, "places", property(one_key_too_many))
     model = build(folder, SingleRank(), "bfloat16")
-    kv = KVPages(model.spec.num_layers, 4, len(model.kv_heads), model.spec.head_dim, 16, "bfloat16")
-    residual = model.forward(one_slot_rows(PROMPTS[0]), kv)
+    model.allocate(ONE_SLOT)
+    residual = model.forward(one_slot_rows(PROMPTS[0]))
     assert residual.first_bad_layer.tolist() == [-1] * (len(PROMPTS[0]) - 1) + [0]
 
 
@@ -152,12 +155,12 @@ def serve(engine: Engine, step: int, page_ids: tuple[int, ...], releases: tuple[
 @pytest.mark.usefixtures("poisoned")
 def test_pages_are_nan_before_their_first_use_and_after_their_last(folder):
     engine = engine_of(folder)
-    assert all(pages.tensor.isnan().all() for pages in (*engine.kv.keys, *engine.kv.values))
+    assert all(pages.isnan().all() for pages in engine.memory.paged())
     first = serve(engine, 1, (2,))
-    written = [not pages.tensor[2].isnan().all() for pages in engine.kv.keys]
+    written = [not pages[2].isnan().all() for pages in engine.memory.paged()]
     second = serve(engine, 2, (1,), releases=(0,))
     assert all(written)
-    assert all(pages.tensor[2].isnan().all() for pages in (*engine.kv.keys, *engine.kv.values))
+    assert all(pages[2].isnan().all() for pages in engine.memory.paged())
     assert first.runs[0].residual_hash == second.runs[0].residual_hash
 
 
@@ -178,7 +181,7 @@ def test_a_stale_page_that_is_read_shows(folder, monkeypatch):
 
 
 def _with_table(rows: StepRows, page_table: torch.Tensor) -> StepRows:
-    return StepRows(rows.token_ids, rows.positions, rows.slots, page_table)
+    return replace(rows, page_table=page_table)
 
 
 @pytest.mark.usefixtures("poisoned")

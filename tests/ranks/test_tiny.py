@@ -11,8 +11,8 @@ import pytest
 from leafsum.errors import ConfigError
 from leafsum.ranks import tiny
 from leafsum.ranks.checkpoint import Checkpoint
+from leafsum.ranks.configs.load import load_spec
 from leafsum.ranks.sizes import expected_tensors
-from leafsum.ranks.spec import load_spec
 from tokenizers import Tokenizer
 
 WEIGHTS_SHA256 = "51b2965e9440faf7e24ac902879757b65e6dae4061943236be15693e08867cf5"

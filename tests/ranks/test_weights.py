@@ -13,10 +13,12 @@ from leafsum.collectives.tree import CanonicalTree
 from leafsum.errors import ConfigError, ModelError
 from leafsum.ranks import ops
 from leafsum.ranks.checkpoint import Checkpoint
+from leafsum.ranks.configs.load import load_spec
 from leafsum.ranks.context import RankContext
-from leafsum.ranks.models import BUILDERS
-from leafsum.ranks.sizes import expected_tensors, parameter_counts, rank_bytes
-from leafsum.ranks.spec import load_spec
+from leafsum.ranks.footprint import parameter_counts, rank_parameters
+from leafsum.ranks.models import FAMILIES
+from leafsum.ranks.models.decoder import Decoder
+from leafsum.ranks.sizes import expected_tensors
 from leafsum.ranks.weights import WeightReader
 from model_runs import build
 from tiny_checkpoints import Tensors, config_with, random_tensors, write_checkpoint
@@ -31,7 +33,7 @@ def read_by_rank(folder: Path, num_ranks: int, placement: str = "contiguous") ->
         context = RankContext(transport.rank, num_ranks, "bfloat16", "auto", placement, transport)
         spec = load_spec(folder)
         with WeightReader(Checkpoint.open(folder), context.dtype) as reader:
-            BUILDERS[spec.family](spec, reader, context)
+            Decoder(FAMILIES[spec.family], spec, reader, context)
         return reader
 
     return run_ranks(num_ranks, rank_read)
@@ -58,11 +60,9 @@ def test_the_bytes_read_are_the_bytes_owned(tmp_path: Path, fused: bool, changes
     folder = write_checkpoint(tmp_path, fused=fused, **changes)
     spec = load_spec(folder)
     owners = Placement.contiguous(CanonicalTree(20), num_ranks)
-    head_norms = 2 * spec.num_layers * spec.head_dim
     for rank, reader in enumerate(read_by_rank(folder, num_ranks)):
-        parts = rank_bytes(spec, rank, num_ranks, "bfloat16", len(owners.ids_of(rank)), 2)
-        norms = parts["norms"] // 2 - 2 * head_norms * (not spec.heads(rank, num_ranks))
-        assert reader.bytes_read == sum(parts.values()) - parts["norms"] + norms
+        num_kept = sum(rank_parameters(spec, rank, num_ranks, owners.ids_of(rank)).values())
+        assert reader.bytes_read == 2 * num_kept
 
 
 def test_counted_parameters_are_the_stored_ones(tmp_path: Path) -> None:

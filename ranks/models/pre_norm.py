@@ -1,0 +1,49 @@
+"""Families whose blocks read a normed copy of one residual stream and add to it: qwen3_moe, qwen3_next, qwen3_5_moe."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from .. import ops
+from ..blocks.attention import Attention
+from ..blocks.deltanet import DeltaNet
+from ..blocks.dense import DenseMLP
+from ..blocks.experts import Experts
+from ..blocks.norm import RMSNorm
+from ..memory import BlockMemory, MemorySizes
+from ..rows import StepRows
+from .decoder import Family, FinalNorm, Parts
+
+
+@dataclass(frozen=True, slots=True)
+class PreNormLayer:
+    mixer_norm: RMSNorm
+    mixer: Attention | DeltaNet
+    mlp_norm: RMSNorm
+    mlp: DenseMLP | Experts
+
+    def allocate(self, sizes: MemorySizes) -> list[BlockMemory]:
+        return self.mixer.allocate(sizes)
+
+    def __call__(self, residual: torch.Tensor, rows: StepRows) -> torch.Tensor:
+        residual = ops.add(residual, self.mixer(self.mixer_norm(residual), rows))
+        return ops.add(residual, self.mlp(self.mlp_norm(residual)))
+
+
+def load_layer(parts: Parts, layer: int) -> PreNormLayer:
+    weights, spec = parts.layer_weights(layer), parts.spec
+    return PreNormLayer(
+        mixer_norm=RMSNorm.load(weights, "input_layernorm", spec),
+        mixer=parts.mixer(layer),
+        mlp_norm=RMSNorm.load(weights, "post_attention_layernorm", spec),
+        mlp=parts.mlp(layer),
+    )
+
+
+def load_final_norm(parts: Parts) -> FinalNorm:
+    return RMSNorm.load(parts.weights, "norm", parts.spec)
+
+
+PRE_NORM = Family(load_layer, load_final_norm)

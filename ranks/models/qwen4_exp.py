@@ -1,0 +1,70 @@
+"""The family qwen4_exp (Flash Next): blocks read from and write to several residual streams; n-grams join them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from .. import ops
+from ..blocks.attention import Attention
+from ..blocks.deltanet import DeltaNet
+from ..blocks.dense import DenseMLP
+from ..blocks.experts import Experts
+from ..blocks.hyper import Mixer
+from ..blocks.ngram import NgramEmbedding
+from ..memory import BlockMemory, MemorySizes
+from ..rows import StepRows
+from ..spec import HyperSpec
+from .decoder import Family, FinalNorm, Parts
+
+
+@dataclass(frozen=True, slots=True)
+class HyperLayer:
+    """`ngram` is None on layers without."""
+
+    ngram: NgramEmbedding | None
+    mixer_input: Mixer
+    mixer: Attention | DeltaNet
+    mlp_input: Mixer
+    mlp: DenseMLP | Experts
+
+    def allocate(self, sizes: MemorySizes) -> list[BlockMemory]:
+        of_ngram = [self.ngram.allocate(sizes)] if self.ngram is not None else []
+        return [*of_ngram, *self.mixer.allocate(sizes)]
+
+    def __call__(self, streams: torch.Tensor, rows: StepRows) -> torch.Tensor:
+        if self.ngram is not None:
+            streams = self.ngram(streams, rows)
+        x, weights = self.mixer_input(streams)
+        streams = ops.hyper_write(streams, self.mixer(x, rows), weights)
+        x, weights = self.mlp_input(streams)
+        return ops.hyper_write(streams, self.mlp(x), weights)
+
+
+def load_layer(parts: Parts, layer: int) -> HyperLayer:
+    weights, spec, hyper = parts.layer_weights(layer), parts.spec, hyper_of(parts)
+    ngram = None
+    if spec.ngram is not None and layer in spec.ngram.layers:
+        ngram = NgramEmbedding.load(weights.under("ple."), spec, spec.ngram, hyper, layer)
+    return HyperLayer(
+        ngram=ngram,
+        mixer_input=Mixer.load(weights.under("attn_hyper_connection."), spec, hyper, with_injection=True),
+        mixer=parts.mixer(layer),
+        mlp_input=Mixer.load(weights.under("mlp_hyper_connection."), spec, hyper, with_injection=True),
+        mlp=parts.mlp(layer),
+    )
+
+
+def load_final_norm(parts: Parts) -> FinalNorm:
+    weights = parts.weights.under("hyper_connection_mixer.")
+    mixer = Mixer.load(weights, parts.spec, hyper_of(parts), with_injection=False)
+    return lambda streams: mixer(streams)[0]
+
+
+def hyper_of(parts: Parts) -> HyperSpec:
+    assert parts.spec.hyper is not None, "the reader of this family's config always sets it"
+    return parts.spec.hyper
+
+
+QWEN4_EXP = Family(load_layer, load_final_norm)
