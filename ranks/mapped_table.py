@@ -23,6 +23,8 @@ class MappedTable:
 
     def __init__(self, entries: Sequence[TensorEntry]) -> None:
         """Raises ModelError for a file that cannot be mapped."""
+        if len({(entry.dtype, entry.shape[1]) for entry in entries}) > 1:
+            raise ModelError(f"expected the parts of a table to be of one type and width, found others: {entries}")
         self._dtype = DTYPES[entries[0].dtype]
         self._parts = [_map(entry) for entry in entries]
         self._ends = np.cumsum([len(part) for part in self._parts])

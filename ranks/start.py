@@ -71,7 +71,8 @@ def make_engine(model: CausalModel, transport: Transport, setup: Setup, hazards:
         return Engine(model, transport, setup, hazards)
     except RuntimeError as error:  # torch's allocator
         raise ConfigError(
-            f"cannot allocate the KV pages of {setup.num_pages * setup.page_size:,} tokens: {error}. Lower --kv-tokens"
+            f"cannot allocate the KV pages of {setup.num_pages * setup.page_size:,} tokens and the state of "
+            f"{setup.num_slots} requests: {error}. Lower --kv-tokens or --concurrency"
         ) from error
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from types import TracebackType
@@ -40,19 +41,14 @@ class WeightReader:
     def read(self, name: str, rows: Part | None = None, columns: Part | None = None) -> torch.Tensor:
         """As stored. `rows` (first, stop) cuts the first axis, `columns` the second; only those bytes are read."""
         entry = self.checkpoint.entries[name]
-        cuts = [slice(None)] * len(entry.shape)
-        for axis, part in enumerate((rows, columns)):
-            if part is not None:
-                cuts[axis] = slice(*part)
-        try:
-            tensor: torch.Tensor = self._open(str(entry.file)).get_slice(name)[tuple(cuts)].contiguous()
-        except (SafetensorError, OSError) as error:
-            raise ModelError(f"cannot read tensor {name} from {entry.file}: {error}. Fetch the file again") from None
+        tensor = self._cut(name, rows, columns)
         if tensor.dtype != ops.TORCH_DTYPES[DTYPES[entry.dtype]]:
             raise ModelError(f"tensor {name} in {entry.file} is {tensor.dtype}, its header says {entry.dtype}")
-        self.bytes_read += tensor.nbytes
-        self.names_read.append(name)
         return tensor
+
+    def integers(self, name: str) -> tuple[int, ...]:
+        """A stored buffer of whole numbers."""
+        return tuple(self._cut(name).flatten().tolist())
 
     def fp32(self, name: str, rows: Part | None = None) -> torch.Tensor:
         """Norm weights and biases: the exact FP32 values."""
@@ -70,6 +66,20 @@ class WeightReader:
 
     def under(self, prefix: str) -> Weights:
         return Weights(self, prefix)
+
+    def _cut(self, name: str, rows: Part | None = None, columns: Part | None = None) -> torch.Tensor:
+        entry = self.checkpoint.entries[name]
+        cuts = [slice(None)] * len(entry.shape)
+        for axis, part in enumerate((rows, columns)):
+            if part is not None:
+                cuts[axis] = slice(*part)
+        try:
+            tensor: torch.Tensor = self._open(str(entry.file)).get_slice(name)[tuple(cuts)].contiguous()
+        except (SafetensorError, OSError) as error:
+            raise ModelError(f"cannot read tensor {name} from {entry.file}: {error}. Fetch the file again") from None
+        self.bytes_read += tensor.nbytes
+        self.names_read.append(name)
+        return tensor
 
     def _open(self, file: str) -> Any:
         if file not in self._files:
@@ -92,6 +102,17 @@ class Weights:
 
     def fp32(self, name: str, rows: Part | None = None) -> torch.Tensor:
         return self.reader.fp32(self.prefix + name, rows)
+
+    def check_integers(self, name: str, expected: Sequence[int]) -> None:
+        """Raises ModelError where the file holds this buffer, and it is not what config.json makes of it."""
+        if not self.has(name):
+            return
+        found = self.reader.integers(self.prefix + name)
+        if found != tuple(expected):
+            raise ModelError(
+                f"tensor {self.prefix}{name}: expected {list(expected)}, as config.json has it, found {list(found)}. "
+                "These weights were made with other hashes, and would be read at wrong rows"
+            )
 
     def linear(self, name: str, rows: Part | None = None, columns: Part | None = None) -> torch.Tensor:
         return self.reader.linear(self.prefix + name, rows, columns)

@@ -11,6 +11,7 @@ for name in [name for name in os.environ if name.startswith("LEAFSUM_")]:
     del os.environ[name]
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell's background job: its children would ignore Ctrl-C too
     signal.signal(signal.SIGINT, signal.default_int_handler)
+os.environ["OMP_NUM_THREADS"] = "1"  # of torch and numpy, which have little to do here: more threads would mostly spin
 os.environ["HF_HUB_OFFLINE"] = "1"  # read once, when huggingface_hub or transformers is first imported
 
 

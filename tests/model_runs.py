@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from bits import assert_same_bits
 from leafsum.collectives.testing import run_ranks
 from leafsum.collectives.transport import SingleRank, Transport
 from leafsum.ranks import ops
@@ -31,6 +32,13 @@ class Run:
     logits: NDArray[np.float32]
     hashes: list[int]
     first_bad_layers: list[int]
+
+
+def assert_same_run(found: Run, expected: Run) -> None:
+    assert_same_bits(found.residual, expected.residual)
+    assert_same_bits(found.logits, expected.logits)
+    assert found.hashes == expected.hashes
+    assert found.first_bad_layers == expected.first_bad_layers
 
 
 def build(

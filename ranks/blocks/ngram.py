@@ -23,6 +23,8 @@ from .norm import RMSNorm
 
 I64 = NDArray[np.int64]
 
+NORMS = ("norm_key", "norm_query", "norm_conv")
+
 
 class NgramState(BlockMemory):
     """The last tokens and the last inputs of the convolution of every slot, by position.
@@ -57,6 +59,12 @@ class NgramHashes:
         factors = np.array(multipliers(ngram, vocab_size, index), dtype=np.int64)
         return cls(ngram, factors, sizes, np.cumsum(sizes) - sizes)
 
+    def check_stored(self, weights: Weights) -> None:
+        """Some files hold what these are made of; ModelError where that is something else."""
+        weights.check_integers("layer_multipliers", self.multipliers.tolist())
+        weights.check_integers("ngram_heads_vocab_sizes", self.sizes.tolist())
+        weights.check_integers("ngram_heads_offsets", self.offsets.tolist())
+
     def row_ids(self, history: I64) -> I64:
         """history I64 [M, n]: a row's token, the one before it, …; the end id where there is none -> [M, heads]."""
         is_cut = np.logical_or.accumulate(history[:, 1:] == self.spec.end_id, axis=1)
@@ -88,9 +96,11 @@ class NgramEmbedding:
         entries = weights.reader.checkpoint.entries
         key, value = (weights.linear(f"{name}_proj.weight") for name in ("key", "value"))
         norms = [RMSNorm.load_grouped(weights, name, spec, hyper.num_streams) for name in NORMS]
+        hashes = NgramHashes.of(ngram, spec.vocab_size, ngram.layers.index(layer))
+        hashes.check_stored(weights.under("ple_embedding."))
         return cls(
             spec=ngram,
-            hashes=NgramHashes.of(ngram, spec.vocab_size, ngram.layers.index(layer)),
+            hashes=hashes,
             table=MappedTable([entries[name] for name in table_names(spec, layer, entries)]),
             projection=Linear.wide(torch.cat([key, value])),
             key_norm=norms[0],
@@ -131,6 +141,3 @@ class NgramEmbedding:
         # Of a run longer than the ring, the last rows stay: numpy assigns in order.
         ring[slots, positions % ring.shape[1]] = tokens
         return history
-
-
-NORMS = ("norm_key", "norm_query", "norm_conv")

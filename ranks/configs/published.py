@@ -26,8 +26,8 @@ class PublishedConfig:
         return self.whole if self.whole.has("eos_token_id") else self.text
 
     def tied_embeddings(self) -> bool:
-        inner = self.text.boolean("tie_word_embeddings", False)
-        return self.whole.boolean("tie_word_embeddings", inner)
+        """A wrapped config ties its head in its outer fields alone, as transformers reads it."""
+        return self.whole.boolean("tie_word_embeddings", False)
 
 
 def plain(family: str, fields: JsonFields) -> PublishedConfig:

@@ -93,7 +93,8 @@ class Decoder:
         self.embedding = Embedding.load(reader, embedding_name(spec))
         self.layers = [family.load_layer(parts, layer) for layer in range(spec.num_layers)]
         self.final_norm = family.load_final_norm(parts)
-        head_name = embedding_name(spec) if spec.tied_embeddings else HEAD
+        # A stored head counts also where the config ties it to the embedding.
+        head_name = HEAD if HEAD in reader.checkpoint.entries else embedding_name(spec)
         self.head = Head.load(reader, head_name, self.vocab_ranges[context.rank])
 
     @property

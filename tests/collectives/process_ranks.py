@@ -1,16 +1,33 @@
-"""What the rank processes of the tests of transports run: functions of a connected transport, results as JSON."""
+"""What the rank processes of the tests of transports run: functions of a connected transport, results as JSON.
+
+A fresh interpreter costs 2.7 s of CPU, nearly all of it torch, so one gang of three goes through most parts in turn.
+"""
 
 from __future__ import annotations
 
+import json
 import os
 import resource
 import signal
 import time
+from pathlib import Path
 from typing import Any
 
 import torch
 from leafsum.collectives.process_transport import ProcessTransport
 from leafsum.errors import DeadlineExceeded, LeafsumError
+
+
+def live_through_all(transport: ProcessTransport, folder: str, with_fork: bool) -> dict[str, Any]:
+    """Every part in turn on one transport. Rank 1 dies in the last one: what each rank saw before is in its file."""
+    seen: dict[str, Any] = {"move_bytes": move_bytes(transport)}  # first: it counts
+    if with_fork:
+        seen["fork_a_copy"] = fork_a_copy(transport)
+    seen["arrive_late"] = arrive_late(transport, late_s=2.0)
+    seen["wait_for_a_hanging_peer"] = wait_for_a_hanging_peer(transport, folder, timeout_s=0.5)
+    Path(folder, f"{transport.rank}.json").write_text(json.dumps(seen))
+    transport.barrier()  # all files are written
+    return lose_a_peer(transport)
 
 
 def move_bytes(transport: ProcessTransport) -> dict[str, Any]:
@@ -60,16 +77,13 @@ def lose_a_peer(transport: ProcessTransport) -> dict[str, Any]:
 
 
 def wait_for_a_hanging_peer(transport: ProcessTransport, folder: str, timeout_s: float) -> dict[str, Any]:
-    """Rank 1 stays out of every kind of call; each is made on a mesh of its own, since a failure tears it."""
-    operations = ("all_gather", "broadcast", "barrier")
-    meshes = [type(transport)(transport.rank, 2, f"{folder}/{name}", timeout_s, 60.0) for name in operations]
-    if transport.rank == 1:
-        transport.barrier()  # until rank 0 has waited in vain for all of them
-        return {}
+    """Rank 1 stays out of every kind of call with rank 0; each has a mesh of its own, since a failure tears it."""
+    names = ("all_gather", "broadcast", "barrier") if transport.rank in (0, 1) else ()
+    meshes = {name: type(transport)(transport.rank, 2, f"{folder}/{name}", timeout_s, 60.0) for name in names}
     start_s = time.monotonic()
-    errors = [_error_of(mesh, name) for mesh, name in zip(meshes, operations, strict=True)]
+    errors = [_error_of(mesh, name) for name, mesh in meshes.items() if transport.rank == 0]
     seconds = time.monotonic() - start_s
-    transport.barrier()
+    transport.barrier()  # the others are here while rank 0 waits in vain
     return {"errors": errors, "seconds": seconds}
 
 

@@ -87,6 +87,11 @@ def test_idle_threads_use_no_cpu() -> None:
 
 def test_kernels_release_the_interpreter() -> None:
     _C.set_instruction_set("plain")
+    # a busy machine may give this thread no time beside one kernel; a kernel that kept the interpreter never would
+    assert any(ran_in_the_middle_of_a_kernel() for _ in range(10)), "nobody else ran in the middle of a kernel"
+
+
+def ran_in_the_middle_of_a_kernel() -> bool:
     x, weight = values(1, 48, 2048), packed(2, 4096, 2048, "bfloat16")
     span_s: list[float] = []
 
@@ -103,7 +108,7 @@ def test_kernels_release_the_interpreter() -> None:
         time.sleep(0.001)
     begin_s, end_s = span_s
     middle_s = (begin_s + (end_s - begin_s) / 4, end_s - (end_s - begin_s) / 4)
-    assert any(middle_s[0] < tick_s < middle_s[1] for tick_s in ticks_s), "nobody else ran in the middle of the kernel"
+    return any(middle_s[0] < tick_s < middle_s[1] for tick_s in ticks_s)
 
 
 def test_a_forked_process_computes_with_threads_of_its_own() -> None:

@@ -17,7 +17,10 @@ from house.checkout import ROOT, package_modules, project_files
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-STAND_IN = '#include <pybind11/pybind11.h>\nPYBIND11_MODULE(_C, module) { module.attr("stand_in") = true; }\n'
+STAND_IN = """#include <Python.h>
+static PyModuleDef definition = {PyModuleDef_HEAD_INIT, "_C", nullptr, -1, nullptr, nullptr, nullptr, nullptr, nullptr};
+PyMODINIT_FUNC PyInit__C() { return PyModule_Create(&definition); }
+"""
 
 
 @pytest.fixture(scope="module")

@@ -70,6 +70,7 @@ MANY_EXPERTS = {
     "num_experts_per_tok": 10,
     "moe_intermediate_size": 4,
     "shared_expert_intermediate_size": 8,
+    "fused": True,
     "num_hidden_layers": 2,
     "layer_types": ["full_attention", "linear_attention"],
 }
@@ -119,18 +120,21 @@ CASES: dict[str, dict[str, dict[str, Any]]] = {
         "four_value_heads_a_key": COMMON["four_value_heads_a_key"]
         | {"ngram_size": 2, "heads_per_ngram": 4, "ngram_seed": 7},
         "one_head": COMMON["one_head"] | {"indexer_n_heads": 1, "indexer_budget": 8, "hc_lowrank": 1} | HALF_ROTARY,
-        "five_heads": COMMON["five_heads"] | {"ngram_size": 4, "heads_per_ngram": 2, "ple_embed_dim": 18},
+        "five_heads": COMMON["five_heads"]
+        | {"ngram_size": 4, "heads_per_ngram": 2, "ple_embed_dim": 18, "split_ngram_parts": 7},
         "odd_hidden": COMMON["odd_hidden"]
-        | {"ple_embed_dim": 12, "hc_count": 2, "indexer_head_dim": 10}
+        | {"ple_embed_dim": 12, "hc_count": 2, "indexer_head_dim": 10, "indexer_compress_ratio": 1}
         | PARTIAL_ROTARY,
-        "narrow_leaves": COMMON["two_narrow_leaves"] | {"hc_lowrank": 20, "hc_count": 2, "ple_layer_ids": [1]},
+        "narrow_leaves": COMMON["two_narrow_leaves"]
+        | {"hc_lowrank": 20, "hc_count": 2, "ple_layer_ids": [1], "indexer_budget": 15, "indexer_compress_ratio": 5},
         "leaves_of_streams": {"hidden_size": 150, "ple_embed_dim": 20, "split_ngram_parts": 1},
-        "many_experts": MANY_EXPERTS | {"terse": True, "fused": True},
+        "many_experts": MANY_EXPERTS | {"terse": True},
         "top_one": COMMON["top_one"] | {"indexer_compress_ratio": 2, "indexer_budget": 10, "split_ngram_parts": 8},
         "all_experts": COMMON["all_experts"] | {"indexer_budget": 256, "ngram_size": 2, "ple_embed_dim": 30},
         "tied": COMMON["tied"] | {"wrapped": True, "vision_tensors": False, "whole_table": True} | MROPE,
         "biases": COMMON["biases"] | {"indexer_n_heads": 4, "indexer_head_dim": 24, "eos_token_id": [3, 1]},
-        "whole_rotary": COMMON["whole_rotary"] | {"indexer_head_dim": 20, "indexer_budget": 12},
+        "whole_rotary": COMMON["whole_rotary"]
+        | {"indexer_head_dim": 20, "indexer_budget": 12, "indexer_compress_ratio": 3},
         "not_renormalised": {"norm_topk_prob": False, "wrapped": True, "terse": True, "fused": True},
         "two_tables": {"ple_layer_ids": [3, 1], "ngram_vocab_size_base": 97, "linear_conv_kernel_dim": 3}
         | layers("ddda"),
@@ -148,11 +152,15 @@ def test_there_are_twenty_models_a_family() -> None:
 
 
 def prompts_of(seed: int, end_id: int) -> list[list[int]]:
-    """A long one with two end ids inside, one behind the other's successor, and a short one."""
+    """A long one with end ids inside, one right behind another, sometimes at its end; and a short one, sometimes with
+    an end id first."""
     generator = np.random.default_rng(seed)
     long = generator.integers(101, size=33 + 7 * seed % 38).tolist()
-    long[11] = long[13] = long[29] = end_id
+    for position in (11, 12, 14, 29, *([-1] if seed % 4 == 0 else [])):
+        long[position] = end_id
     short = generator.integers(101, size=1 + seed % 3).tolist()
+    if seed % 5 == 0:
+        short[0] = end_id
     return [long, short]
 
 

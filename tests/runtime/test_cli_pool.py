@@ -15,10 +15,10 @@ TINY = ("--model", "tiny", "--threads", "1")
 
 
 @pytest.fixture
-def environ(tmp_path):
-    """An environment in which the run folders of this test lie apart from everybody else's."""
-    (tmp_path / "run").mkdir()
-    return {**os.environ, "TMPDIR": str(tmp_path / "run")}
+def environ(tmp_path_factory):
+    """An environment in which the run folders of this test lie apart from everybody else's, at a path short enough for
+    their sockets."""
+    return {**os.environ, "TMPDIR": str(tmp_path_factory.mktemp("run"))}
 
 
 @contextmanager
@@ -107,8 +107,9 @@ def test_what_the_model_cannot_serve_is_refused(arguments, text, environ):
     assert err.count("\n") == 1
 
 
-@pytest.mark.parametrize("times", [1, 2])
-@pytest.mark.parametrize("stage", ["starting", "loading", "generating"])
+@pytest.mark.parametrize(
+    ("stage", "times"), [("starting", 1), ("starting", 2), ("loading", 1), ("loading", 2), ("generating", 2)]
+)  # once while generating is below, with text on its way
 def test_ctrl_c_leaves_nothing_running(stage, times, environ):
     arguments = ("--tp", "2", "--prompt", "x", "--max-tokens", "4000", "--ignore-eos", "--log-level", "info")
     with started(environ, "generate", *TINY, *arguments) as process:
@@ -126,7 +127,7 @@ def test_ctrl_c_leaves_nothing_running(stage, times, environ):
     assert "leafsum: interrupted" in err.splitlines()
     assert "Traceback" not in err
     assert out == ""
-    wait_for(lambda: not processes_of(run_id), timeout_s=10)
+    wait_for(lambda: not processes_of(run_id))
     assert not folder.exists()
 
 
@@ -177,7 +178,7 @@ def test_ctrl_c_while_closing_leaves_nothing_running(environ):
     assert (process.returncode, err.strip()) == (130, "leafsum: interrupted")
     run_id, *results = out.splitlines()
     assert results == []
-    wait_for(lambda: not processes_of(run_id), timeout_s=10)
+    wait_for(lambda: not processes_of(run_id))
     assert list(Path(environ["TMPDIR"]).iterdir()) == []
 
 
@@ -194,9 +195,9 @@ def test_ctrl_c_during_a_receipt_leaves_nothing_running_and_no_file(environ, tmp
     assert (process.returncode, out) == (130, "")
     assert err.splitlines()[-1] == "leafsum: interrupted"
     assert "Traceback" not in err
-    wait_for(lambda: not processes_of(run_id), timeout_s=10)
+    wait_for(lambda: not processes_of(run_id))
     assert list(Path(environ["TMPDIR"]).iterdir()) == []
-    assert [entry.name for entry in tmp_path.iterdir()] == ["run"]
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_the_demonstration_shows_equal_hashes(environ):

@@ -112,7 +112,7 @@ def test_silence_while_a_call_waits_ends_all_of_them(coordinator, monkeypatch):
 def test_a_coordinator_that_speaks_of_others_is_not_silent(coordinator, monkeypatch):
     """A request that waits behind another for longer than a step is no fault."""
     monkeypatch.setattr(conversation_module, "GRACE_S", 0.0)
-    long, queued = coordinator.stream(), coordinator.stream(timeout_s=1.0)
+    long, queued = coordinator.stream(), coordinator.stream(timeout_s=2.0)
     caller = Caller(queued.result)
     begin_s = time.monotonic()
     num_tokens = 0

@@ -29,11 +29,11 @@ def pids_of(pool: WorkerPool) -> dict[str, int]:
 
 
 @pytest.mark.parametrize(
-    ("victim", "transport"), [("rank 0", "shared"), ("rank 2", "gloo"), ("rank 2", "shared"), ("coordinator", "shared")]
+    ("victim", "tp", "transport"), [("rank 0", 3, "shared"), ("rank 2", 3, "gloo"), ("coordinator", 2, "shared")]
 )
-def test_a_killed_process_ends_the_run_and_is_named(victim, transport):
+def test_a_killed_process_ends_the_run_and_is_named(victim, tp, transport):
     """Of three ranks: both survivors report a broken exchange, and neither is taken for the cause."""
-    with start(tp=3, transport=transport) as pool:
+    with start(tp=tp, transport=transport) as pool:
         pids = pids_of(pool)
 
         def kill_once_decoding(progress):

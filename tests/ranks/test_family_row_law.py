@@ -1,0 +1,155 @@
+"""The row law over whole models of every family: the bits of a row hang on its own tokens alone.
+
+Every run is held against one: each prompt alone, a row a step, one rank, one thread.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+import torch
+from csrc.steps import cut, step
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from leafsum import _C
+from leafsum.ranks import ops
+from machines import machine
+from model_runs import Row, Run, assert_same_run, run_on_ranks, run_single, run_steps, whole
+from property_models import DTYPES, LENGTHS, MODELS, PropertyModels, prompts, tokens_of, write_property_model
+
+PROPERTY = settings(max_examples=6, deadline=None, derandomize=True, database=None)
+PAGE_SIZES = (1, 5, 16, 64)
+CHUNKS = {"float32": (3, 64), "bfloat16": (2, 3, 5, 16, 64), "float16": (5,)}
+
+families = pytest.mark.parametrize("family", MODELS)
+sizes = st.sampled_from([0, 1, 2, 3, 7, 16, 63, 64, 65])
+batches = st.lists(st.tuples(*[sizes] * len(LENGTHS)), max_size=8)
+"""Of each step, how many rows of each prompt come; a last step brings all that are left."""
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> PropertyModels:
+    return PropertyModels(tmp_path_factory.mktemp("models"))
+
+
+def steps_of(sizes_of_steps: Sequence[tuple[int, ...]]) -> list[list[Row]]:
+    """Rows of several prompts lie in a step in any order, those of one ascend."""
+    done = [0] * len(LENGTHS)
+    steps: list[list[Row]] = []
+    for sizes_of_step in [*sizes_of_steps, LENGTHS]:
+        ends = [min(start + size, length) for start, size, length in zip(done, sizes_of_step, LENGTHS, strict=True)]
+        pieces = [(prompt, done[prompt], end) for prompt, end in enumerate(ends) if end > done[prompt]]
+        done = ends
+        if pieces:
+            steps.append(rows_of(*pieces))
+    return steps
+
+
+def rows_of(*pieces: tuple[int, int, int]) -> list[Row]:
+    interleaved = step(*pieces)
+    return list(zip(interleaved.slots.tolist(), interleaved.positions.tolist(), strict=True))
+
+
+def in_chunks(lengths: Sequence[int], size: int) -> list[list[Row]]:
+    """All prompts go on together, `size` rows of each a step."""
+    steps = cut(dict(enumerate(lengths)), range(size, max(lengths), size))
+    return [list(zip(each.slots.tolist(), each.positions.tolist(), strict=True)) for each in steps]
+
+
+@families
+def test_the_hazards_are_real(models: PropertyModels, family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In many rows the last place of the router is a tie, and so is the indexer's last block; no two rows are alike."""
+    num_ties = {"router": 0, "indexer": 0}
+    real_router, real_select = ops.router, ops.select_keys
+
+    def router(logits: torch.Tensor, top_k: int, renormalise: bool) -> tuple[torch.Tensor, torch.Tensor]:
+        descending = logits.sort(dim=1, descending=True).values
+        num_ties["router"] += int((descending[:, top_k - 1] == descending[:, top_k]).sum())
+        return real_router(logits, top_k, renormalise)
+
+    def select_keys(queries: torch.Tensor, *arguments: object) -> ops.Selection:
+        found = real_select(queries, *arguments)
+        num_ties["indexer"] += sum(is_tied(query, row, found, *arguments) for row, query in enumerate(queries))
+        return found
+
+    monkeypatch.setattr(ops, "router", router)
+    monkeypatch.setattr(ops, "select_keys", select_keys)
+    run = run_steps(models.single(family, "bfloat16"), prompts(), whole(prompts()))
+    assert num_ties["router"] > 10
+    assert num_ties["indexer"] > 4 or family != "qwen4_exp"
+    assert len(set(run.hashes)) == sum(LENGTHS)
+    assert_same_run(run, models.one_by_one(family, "bfloat16"))
+
+
+def is_tied(query: torch.Tensor, row: int, found: ops.Selection, *arguments: object) -> bool:
+    """The worst block that was taken scores no more than the best that was not."""
+    pages, block_size, _, _, rows = arguments
+    num_blocks = (int(rows.positions[row]) + 1) // block_size
+    if not found.counts[row]:
+        return False
+    blocks = torch.arange(num_blocks)
+    table = rows.page_table[int(rows.slots[row])].long()
+    per_page = pages.tensor.shape[2]
+    keys = pages.tensor[table[blocks // per_page], :, blocks % per_page].float()
+    scores = (query.to(pages.tensor.dtype).float() @ keys.T).relu().sum(dim=0)
+    taken_blocks = found.positions[row][: found.counts[row]] // block_size
+    taken = torch.isin(blocks, torch.from_numpy(taken_blocks))
+    return bool(scores[taken].min() <= scores[~taken].max())
+
+
+@families
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_chunks(models: PropertyModels, family: str, dtype: str) -> None:
+    expected = models.one_by_one(family, dtype)
+    assert_same_run(models.whole(family, dtype), expected)
+    for size in CHUNKS[dtype]:
+        found = run_steps(models.single(family, dtype), prompts(), in_chunks(LENGTHS, size))
+        assert_same_run(found, expected)
+
+
+@families
+def test_every_chunk_border(models: PropertyModels, family: str) -> None:
+    """The longest prompt, cut once at each position."""
+    first = prompts()[:1]
+    rows = whole(first)[0]
+    expected = first_rows(models.one_by_one(family, "bfloat16"), len(rows))
+    for border in range(1, len(rows)):
+        found = run_steps(models.single(family, "bfloat16"), first, [rows[:border], rows[border:]])
+        assert_same_run(found, expected)
+
+
+@families
+@pytest.mark.parametrize("num_threads", [1, 2])
+def test_pages_and_threads(models: PropertyModels, family: str, num_threads: int) -> None:
+    for page_size, dtype in itertools.product(PAGE_SIZES, DTYPES):
+        with machine(_C.instruction_set(), num_threads):
+            found = run_steps(models.single(family, dtype), prompts(), in_chunks(LENGTHS, 37), page_size)
+        assert_same_run(found, models.one_by_one(family, dtype))
+
+
+@PROPERTY
+@given(
+    sizes_of_steps=batches,
+    dtype=st.sampled_from(DTYPES),
+    page_size=st.sampled_from(PAGE_SIZES),
+    num_threads=st.sampled_from([1, 2]),
+)
+@families
+def test_batches(
+    models: PropertyModels,
+    family: str,
+    sizes_of_steps: list[tuple[int, ...]],
+    dtype: str,
+    page_size: int,
+    num_threads: int,
+) -> None:
+    with machine(_C.instruction_set(), num_threads):
+        found = run_steps(models.single(family, dtype), prompts(), steps_of(sizes_of_steps), page_size)
+    assert_same_run(found, models.one_by_one(family, dtype))
+
+
+def first_rows(run: Run, num_rows: int) -> Run:
+    return Run(run.residual[:num_rows], run.logits[:num_rows], run.hashes[:num_rows], run.first_bad_layers[:num_rows])
