@@ -220,6 +220,18 @@ def test_equal_blocks_are_taken_from_the_front() -> None:
         assert selected[0, : counts[0]].tolist() == [*range(32), 148, 149, 150]
 
 
+@pytest.mark.parametrize("q", [np.eye(3, dtype=np.float32), np.ones((1, 3), dtype=np.float32)])
+def test_sums_that_only_their_order_makes_equal(q: F32) -> None:
+    """Over heads, and over the elements of one head: (2^24 + 1) + 1 is 2^24, so the lower block ties and is taken."""
+    keys = np.array([[2.0**24, 0, 0], [2.0**24, 1, 1]], dtype=np.float32)
+    table, position = np.zeros((1, 1), dtype=np.int32), np.ones(1, dtype=np.int32)
+    pages = np.ascontiguousarray(keys.T[None])
+    for _ in machines():
+        selected, counts = _C.select_keys(q[None], pages, table, table[0], position, 1, 1, 1.0, "float32")
+        assert selected.tolist() == [[0]]
+        assert counts.tolist() == [1]
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("page_size", "head_dim"), [(16, 32), (7, 20), (64, 8)])
 def test_attention_over_lists(page_size: int, head_dim: int, dtype: str) -> None:

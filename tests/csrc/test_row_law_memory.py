@@ -57,10 +57,16 @@ def nan(*shape: int) -> F32:
     return np.full(shape, np.nan, dtype=np.float32)
 
 
+def finite_if_plain(outputs: F32, kind: str) -> F32:
+    """Two runs that read memory of NaN alike would agree."""
+    assert kind != "plain" or all(np.isfinite(outputs[slot, :length]).all() for slot, length in LENGTHS.items())
+    return outputs
+
+
 def causal_conv(steps: list[Step], kind: str, _: str) -> Results:
     x, weight, ring = rows_of("x", 40, kind), numbers("weight", (4, 40)), nan(NUM_SLOTS, 128, 40)
     call = lambda each: _C.causal_conv(x[each.slots, each.positions], weight, 3, ring, *each.runs)  # noqa: E731
-    return [replay(steps, call, nan(*x.shape)), ring]
+    return [finite_if_plain(replay(steps, call, nan(*x.shape)), kind), ring]
 
 
 def deltanet(steps: list[Step], kind: str, dtype: str) -> Results:
@@ -78,7 +84,8 @@ def deltanet(steps: list[Step], kind: str, dtype: str) -> Results:
         rows = (part[each.slots, each.positions] for part in (qkv, b, a))
         return _C.deltanet(*rows, *gates, *memory, *each.runs, 0.35, dtype)
 
-    return [replay(steps, call, nan(NUM_SLOTS, NUM_ROWS, 3, 20)), *memory]
+    outputs = replay(steps, call, nan(NUM_SLOTS, NUM_ROWS, 3, 20))
+    return [finite_if_plain(outputs, kind), *memory]
 
 
 def store_index_keys(steps: list[Step], kind: str, dtype: str) -> Results:
