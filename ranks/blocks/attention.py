@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-import numpy as np
 import torch
 
 from ...collectives.exchange import Exchange
@@ -84,11 +83,10 @@ class OwnHeads:
 
     def _project(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor, torch.Tensor]:
         """F32 [M, H] -> queries and gates [M, heads, D], keys and values [M, KV heads, D]."""
-        num_heads, num_kv_heads = len(self.kv_index), self.num_kv_heads
-        heads = self.projection(x).numpy().reshape(len(x), -1, self.head_dim)
-        counts = [num_heads, num_heads * self.has_gate, num_kv_heads, num_kv_heads]
-        parts = np.split(heads, np.cumsum(counts)[:-1].tolist(), axis=1)
-        queries, gates, keys, values = (torch.from_numpy(np.ascontiguousarray(part)) for part in parts)
+        query_width, kv_width = len(self.kv_index) * self.head_dim, self.num_kv_heads * self.head_dim
+        widths = (query_width, query_width * self.has_gate, kv_width, kv_width)
+        parts = ops.split_columns(self.projection(x), *widths)
+        queries, gates, keys, values = (part.view(x.shape[0], -1, self.head_dim) for part in parts)
         return queries, gates if self.has_gate else None, keys, values
 
 

@@ -93,16 +93,14 @@ class OwnHeads:
     def __call__(self, x: torch.Tensor, rows: StepRows) -> torch.Tensor:
         """F32 [M, H] -> F32 [M, heads * Dv]."""
         state, num_heads = self.state, len(self.key_index)
-        channels = num_channels(self.spec, self.num_key_heads, num_heads)
-        wide, narrow = self.wide(x), self.narrow(x)
-        qkv = ops.causal_conv(wide[:, :channels].contiguous(), self.conv, 1, state.conv, rows)
-        b, a = narrow[:, :num_heads].contiguous(), narrow[:, num_heads:].contiguous()
+        qkv, z = ops.split_columns(self.wide(x), self.conv.shape[1], num_heads * self.spec.value_dim)
+        b, a = ops.split_columns(self.narrow(x), num_heads, num_heads)
+        qkv = ops.causal_conv(qkv, self.conv, 1, state.conv, rows)
         out = ops.deltanet(
             qkv, b, a, self.a_log, self.dt_bias, self.key_index, state.states, state.keys, state.updates, state.decays,
             self.scale, rows,
         )  # fmt: skip
-        z = wide[:, channels:].contiguous().view(out.shape)
-        return ops.gated_norm(out, z, self.norm_weight, self.eps, self.spec.output_gate).flatten(1)
+        return ops.gated_norm(out, z.view(out.shape), self.norm_weight, self.eps, self.spec.output_gate).flatten(1)
 
 
 @dataclass(frozen=True, slots=True)

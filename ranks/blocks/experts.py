@@ -93,8 +93,8 @@ class Experts:
         if self.exchange.hazards is not None:
             self._count_ties(self.exchange.hazards, logits, ids)
         if self.shared is not None:
-            ids = torch.cat([ids, torch.full((len(x), 1), self.shared.expert_id, dtype=torch.int32)], dim=1)
-            weights = torch.cat([weights, ops.sigmoid(self.shared.gate(x))], dim=1)
+            ids = ops.append_column(ids, self.shared.expert_id)
+            weights = ops.append_column(weights, ops.sigmoid(self.shared.gate(x)))
         # Only owned slots are ever written, and the exchange reads no others.
         slot_rows = torch.empty((*ids.shape, x.shape[1]))
         if self.own is not None:

@@ -68,15 +68,13 @@ class Indexer:
 
     def __call__(self, x: torch.Tensor, rows: StepRows) -> ops.Selection | None:
         """F32 [M, H] -> the keys that each row sees; None where all rows see all of theirs."""
-        projected = self.projection(x)
-        width = self.spec.num_heads * self.spec.head_dim
-        raw = projected[:, width:].contiguous()
+        num_heads, head_dim = self.spec.num_heads, self.spec.head_dim
+        queries, raw = ops.split_columns(self.projection(x), num_heads * head_dim, head_dim)
         ops.store_index_keys(
             raw, self.pages.ring, self.key_norm.weight, self.key_norm.eps, self.key_norm.is_offset,
             self.rotary.frequencies, self.rotary.attention_factor, self.spec.block_size, self.pages.keys, rows,
         )  # fmt: skip
         if int(rows.positions.max()) < self.spec.budget:
             return None
-        queries = projected[:, :width].contiguous().view(len(x), self.spec.num_heads, self.spec.head_dim)
-        queries = self.rotary(self.query_norm(queries), rows.positions)
+        queries = self.rotary(self.query_norm(queries.view(-1, num_heads, head_dim)), rows.positions)
         return ops.select_keys(queries, self.pages.keys, self.spec.block_size, self.spec.budget, self.scale, rows)

@@ -89,6 +89,7 @@ class NgramEmbedding:
     conv: torch.Tensor
     scale: float
     residual_size: int
+    num_streams: int
     state: NgramState = field(init=False)
 
     @classmethod
@@ -109,6 +110,7 @@ class NgramEmbedding:
             conv=weights.fp32("conv1d.weight")[:, 0].T.contiguous(),
             scale=attention_scale(spec.hidden_size),
             residual_size=spec.residual_size,
+            num_streams=hyper.num_streams,
         )
 
     def allocate(self, sizes: MemorySizes) -> BlockMemory:
@@ -119,8 +121,8 @@ class NgramEmbedding:
         """F32 [M, S * H] -> the streams with the embedding added, F32 [M, S * H]."""
         row_ids = self.hashes.row_ids(self._history(rows))
         embedding = self.table.rows(row_ids.reshape(-1)).view(len(row_ids), -1)
-        projected = self.projection(embedding)
-        keys, value = projected[:, : self.residual_size].contiguous(), projected[:, self.residual_size :].contiguous()
+        hidden_size = self.residual_size // self.num_streams
+        keys, value = ops.split_columns(self.projection(embedding), self.residual_size, hidden_size)
         values = ops.ngram_values(self.key_norm(keys), self.query_norm(streams), value, self.scale)
         normed = self.conv_norm(values)
         context = ops.causal_conv(normed, self.conv, self.spec.conv_dilation, self.state.conv, rows)

@@ -31,7 +31,4 @@ class RMSNorm:
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """F32 [..., N] -> F32 [..., N]; grouped: [M, groups * N] -> the same."""
-        if self.weight.dim() == 1:
-            return ops.rms_norm(x, self.weight, self.eps, self.is_offset)
-        vectors = x.view(-1, self.weight.shape[1])
-        return ops.rms_norm(vectors, self.weight, self.eps, self.is_offset).view(x.shape)
+        return ops.rms_norm(x, self.weight, self.eps, self.is_offset)
