@@ -7,6 +7,7 @@ import os
 import queue
 import threading
 import time
+import traceback
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 
@@ -58,7 +59,9 @@ class Conversation:
             self._line = Line(socket, self._coordinator)
             dropped = weakref.finalize(self, _let_go, self._line, self._owner_pid)
             dropped.atexit = False  # the coordinator sees the program's end by itself
-        except BaseException:
+        except BaseException as error:
+            # Ctrl-C may come before pyzmq lists a new socket: close() would wait for it, and only a frame holds it
+            traceback.clear_frames(error.__traceback__)
             self.close()
             raise
 

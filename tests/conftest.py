@@ -20,6 +20,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    # longest first: what is left at the end goes to and fro between test processes, and takes its fixtures along
+    items.sort(key=lambda item: "system" not in item.path.parts)
     if not config.getoption("--full"):
         skip_marked(items, "full", "takes minutes: run with --full")
     if any(item.get_closest_marker("gpu") for item in items) and not has_gpu():

@@ -7,6 +7,7 @@ import time
 from typing import Any
 
 import pytest
+import zmq
 from leafsum.errors import DeadlineExceeded, PoolClosed, ProtocolError, RankError, RankLost
 from leafsum.runtime import conversation as conversation_module
 from leafsum.runtime import line as line_module
@@ -124,6 +125,16 @@ def test_a_coordinator_that_speaks_of_others_is_not_silent(coordinator, monkeypa
     coordinator.finish(1, 0)
     assert caller.outcome()[0].token_ids == ()
     assert len(long.result()[0].token_ids) == num_tokens
+
+
+@pytest.mark.filterwarnings("ignore:Unclosed socket:ResourceWarning")  # as an error it keeps pyzmq from closing it
+def test_an_interrupt_before_pyzmq_knows_the_new_socket_comes_through_at_once(monkeypatch):
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(zmq.Context, "_add_socket", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        conversation_module.Conversation("warning")
 
 
 def test_a_stream_that_nobody_reads_is_not_silent(coordinator, monkeypatch):
