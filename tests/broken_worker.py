@@ -46,7 +46,8 @@ def unowned_expert() -> None:
 
     def load_wrongly(cls: type[Experts], *arguments: Any) -> Experts:
         experts = load(cls, *arguments)
-        experts.local_index[:] = torch.arange(len(experts.local_index))
+        assert experts.own is not None
+        experts.own.local_index[:] = torch.arange(len(experts.own.local_index))
         experts.exchange._owners[:-1] = np.roll(experts.exchange._owners[:-1], 1)
         assert poison.is_on(), "without poison there is no memory for them"
         return experts

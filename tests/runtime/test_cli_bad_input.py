@@ -32,6 +32,11 @@ def with_config(model_dir: Path, **values: object) -> None:
     path.write_text(json.dumps(json.loads(path.read_text()) | values))
 
 
+def with_text_config(model_dir: Path, **values: object) -> None:
+    fields = json.loads((model_dir / "config.json").read_text())["text_config"]
+    with_config(model_dir, text_config=fields | values)
+
+
 def cut_short(model_dir: Path) -> None:
     path = model_dir / "model.safetensors"
     path.write_bytes(path.read_bytes()[:-100])
@@ -48,8 +53,9 @@ def cut_short(model_dir: Path) -> None:
             id="family",
         ),
         pytest.param(
-            lambda path: with_config(path, moe_intermediate_size=24),
-            "768 misshapen (model.layers.0.mlp.experts.0.gate_proj.weight is (16, 128), expected (24, 128)",
+            lambda path: with_text_config(path, moe_intermediate_size=24),
+            "768 misshapen (model.language_model.layers.0.mlp.experts.0.gate_proj.weight is (16, 128), "
+            "expected (24, 128)",
             id="shape",
         ),
         pytest.param(cut_short, "model.safetensors is damaged or cut short", id="truncated"),

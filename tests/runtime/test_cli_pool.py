@@ -96,7 +96,7 @@ def test_one_and_two_ranks_print_the_same(environ):
     [
         (("--prompt-ids", "1,100000"), "expected a token id of 0 to"),
         (("--prompt", "x", "--tp", "65"), "got 65"),
-        (("--prompt", "x" * 9000), "a prompt of 9,000 tokens"),
+        (("--prompt", "x" * 40000), "a prompt of 40,000 tokens"),
         (("--prompt", "x", "--max-context", "1000000"), "max_context: expected at most"),
     ],
 )

@@ -48,11 +48,11 @@ def test_ranks_together_hold_every_placed_part_once(tp, placement, model_dir):
 def test_what_travels_is_what_an_exchange_would_count(model_dir):
     needs = inspect_model(model_dir, Settings(tp=2))
     spec = needs.spec
-    # a power of two of leaves at tp 2: one row a rank, for experts and for attention
-    assert needs.exchanges["nodes"].rows == {"experts": 1, "attention": 1}
-    assert needs.exchanges["slots"].rows["experts"] == spec.top_k
+    # a power of two of leaves at tp 2: one row a rank, for experts and for heads of both kinds
+    assert needs.exchanges["nodes"].rows == {"experts": 1, "attention": 1, "deltanet": 1}
+    assert needs.exchanges["slots"].rows["experts"] == spec.top_k + 1  # and the shared one
     assert needs.exchanges["nodes"].bytes_sent_per_token == 2 * spec.num_layers * spec.hidden_size * FP32_BYTES
-    assert needs.exchanges["auto"].modes == {"experts": "nodes", "attention": "nodes"}
+    assert needs.exchanges["auto"].modes == dict.fromkeys(("experts", "attention", "deltanet"), "nodes")
 
 
 def test_auto_takes_the_fewer_rows(model_dir):

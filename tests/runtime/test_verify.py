@@ -343,7 +343,7 @@ def test_wrong_use_is_refused(arguments, said, script, path, capfd):
         (lambda found: found["settings"].update(page_size=0), "its settings cannot be had here: --page-size: expected"),
         (lambda found: found["settings"].update(pages=1), "unknown field `pages` - at `$.settings`"),
         (lambda found: found["settings"].update(dtype="int8"), "its settings cannot be had here: --dtype: expected"),
-        (lambda found: found["sampling"].update(max_tokens=5000), "prompt 1 ("),
+        (lambda found: found["sampling"].update(max_tokens=40000), "prompt 1 ("),
         (lambda found: found["model"].update(name="my-model"), "made from the local model folder 'my-model'; say"),
     ],
 )

@@ -156,7 +156,7 @@ def test_a_request_whose_logits_are_not_finite_fails_alone(broken_model):
     from safetensors.torch import load_file, save_file
 
     weights = load_file(broken_model / "model.safetensors")
-    weights["model.embed_tokens.weight"][7] = torch.nan
+    weights["model.language_model.embed_tokens.weight"][7] = torch.nan
     save_file(weights, broken_model / "model.safetensors", metadata={"format": "pt"})
     sampling = SamplingParams(max_tokens=4, ignore_eos=True)
     with WorkerPool(model=str(broken_model), tp=2, threads=1, digests=True) as pool:
@@ -171,7 +171,7 @@ def test_a_request_whose_logits_are_not_finite_fails_alone(broken_model):
 def test_an_error_while_loading_comes_back_with_the_ranks_number(broken_model, monkeypatch):
     config = json.loads((broken_model / "config.json").read_text())
     monkeypatch.setenv("TORCH_DISTRIBUTED_DEBUG", "NO_SUCH_LEVEL")  # torch's own set-up raises in the rank
-    assert config["model_type"] == "qwen3_moe"
+    assert config["model_type"] == "qwen4_exp"
     with pytest.raises(RankError, match=r"rank \d of 2 failed while it started") as caught:
         WorkerPool(model=str(broken_model), tp=2)
     assert "Traceback" in caught.value.traceback_text
