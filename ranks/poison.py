@@ -1,7 +1,8 @@
 """Poison for receipts: NaN in all memory that must not be read, so that whoever reads it shows.
 
-Weights of experts that a rank does not own, columns and blocks past the end of a packed weight, free and unwritten KV
-pages (kv.py), results and scratch before they are written, exchange rows of other ranks before they come.
+Weights of experts that a rank does not own, columns and blocks past the end of a packed weight, free and unwritten
+pages and states of slots (memory.py), results and scratch before they are written, exchange rows of other ranks before
+they come.
 """
 
 from __future__ import annotations

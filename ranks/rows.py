@@ -79,6 +79,15 @@ class RowRuns:
 
     def places_in_runs(self) -> I32:
         """Of each row in row_order, how many rows of its run come before it."""
-        begins = np.concatenate([[0], self.run_ends[:-1]]).astype(np.int32)
-        lengths = self.run_ends - begins
+        begins, lengths = self._begins_and_lengths()
         return np.arange(len(self.row_order), dtype=np.int32) - np.repeat(begins, lengths)
+
+    def are_last(self, num_rows: int) -> NDArray[np.bool_]:
+        """Of each row in row_order, whether it is one of the last num_rows of its run."""
+        _, lengths = self._begins_and_lengths()
+        is_last: NDArray[np.bool_] = np.repeat(lengths, lengths) - self.places_in_runs() <= num_rows
+        return is_last
+
+    def _begins_and_lengths(self) -> tuple[I32, I32]:
+        begins = np.concatenate([[0], self.run_ends[:-1]]).astype(np.int32)
+        return begins, self.run_ends - begins

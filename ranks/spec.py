@@ -38,7 +38,11 @@ DELTANET = "deltanet"
 ROWS_PER_BORDER = 64
 """Of DeltaNet's state (docs/numerics.md, section 6)."""
 ROLLBACK_ROWS = 64
-"""A request may go back by so many rows, and go on from there."""
+"""A request may go back by so many rows, and go on from there.
+
+Counted from the furthest position that it has come to, not from where it stands after going back before: two border
+states of DeltaNet are kept, and the last 128 rows. Position 0 can always be gone back to: there nothing is read.
+"""
 
 
 def num_ring_rows(num_rows: int) -> int:

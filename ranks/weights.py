@@ -77,6 +77,8 @@ class WeightReader:
             tensor: torch.Tensor = self._open(str(entry.file)).get_slice(name)[tuple(cuts)].contiguous()
         except (SafetensorError, OSError) as error:
             raise ModelError(f"cannot read tensor {name} from {entry.file}: {error}. Fetch the file again") from None
+        if tensor.data_ptr() % tensor.element_size():
+            tensor = tensor.clone()  # a header may have any length, and kernels take aligned memory alone
         self.bytes_read += tensor.nbytes
         self.names_read.append(name)
         return tensor

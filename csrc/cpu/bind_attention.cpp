@@ -34,9 +34,7 @@ void store_kv(const py::array& k, const py::array& v, py::array key_pages, py::a
   check_range("row_offsets", args.row_offsets, num_rows, 0, args.page_size - 1);
   without_gil([&] {
     const Kernels& set = kernels();
-    parallel_pieces(num_rows, 4, 2.0 * args.num_kv_heads * args.head_dim, [&](int64_t begin, int64_t end) {
-      for (int64_t row = begin; row < end; ++row) set.store_kv(args, row);
-    });
+    parallel_rows(num_rows, 2.0 * args.num_kv_heads * args.head_dim, [&](int64_t row) { set.store_kv(args, row); });
   });
 }
 

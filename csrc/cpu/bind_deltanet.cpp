@@ -26,7 +26,8 @@ py::array causal_conv(const py::array& x, const py::array& weight, int64_t dilat
   float* kept = write<float>("ring", ring, {{"slots"}, {"ring_rows"}, {"C", args.num_channels}});
   args.ring = kept;
   args.ring_rows = ring.shape(1);
-  if (args.ring_rows <= (args.num_taps - 1) * dilation) {
+  // Divided, as a product with any dilation could leave 64 bits.
+  if (args.ring_rows < 1 || (args.num_taps > 1 && dilation > (args.ring_rows - 1) / (args.num_taps - 1))) {
     fail_value("ring", "more than (taps - 1) * dilation rows", std::to_string(args.ring_rows));
   }
   const Runs runs(row_order, run_slots, run_starts, run_ends, x.shape(0), ring.shape(0));
@@ -41,8 +42,8 @@ py::array causal_conv(const py::array& x, const py::array& weight, int64_t dilat
     parallel_for(runs.num_rows() * pieces, task_ns, [&](int64_t task) {
       const int64_t begin = task % pieces * CHANNELS_PER_TASK;
       const int64_t end = std::min(args.num_channels, begin + CHANNELS_PER_TASK);
-      runs.for_rows(task / pieces, task / pieces + 1,
-                    [&](const Run& run, int64_t index) { set.conv(args, run, index, begin, end); });
+      const RunRow row = runs.row(task / pieces);
+      set.conv(args, row.run, row.index, begin, end);
     });
     keep_in_ring(runs, args.x, args.num_channels, args.ring_rows, kept);
   });
@@ -69,9 +70,8 @@ void run_deltanet(DeltaNetArgs args, const float* a_log, const Runs& runs) {
   args.beta = beta.get();
   args.sums = sums.get();
   args.rates = rates.get();
-  parallel_pieces(num_rows, 4, 1.5 * num_keys + 20.0 * args.num_heads, [&](int64_t begin, int64_t end) {
-    for (int64_t row = begin; row < end; ++row) set.deltanet_prepare(args, row);
-  });
+  parallel_rows(num_rows, 1.5 * num_keys + 20.0 * args.num_heads,
+                [&](int64_t row) { set.deltanet_prepare(args, row); });
   for (const Run& run : runs.all()) set.deltanet_sums(args, run);
   const int64_t columns = columns_per_task(args, static_cast<int64_t>(runs.all().size()));
   const int64_t parts = (args.value_dim + columns - 1) / columns, scratch = deltanet_scratch(args.key_dim, columns);
@@ -98,6 +98,7 @@ py::array deltanet(const py::array& qkv, const py::array& b, const py::array& a,
   args.num_heads = states.shape(2);
   args.key_dim = states.shape(3);
   args.value_dim = states.shape(4);
+  if (args.value_dim < 1) fail_value("states", "at least one value column", "Dv = 0");
   const Axis slots{"slots", num_slots}, heads{"Hv", args.num_heads}, ring{"ring_rows", 2 * ROWS_PER_BORDER};
   args.keys = write_storage("keys", keys, args.dtype,
                             {slots, {"borders", 2}, {"Hk"}, {"Dk", args.key_dim}, {"rows", ROWS_PER_BORDER}});

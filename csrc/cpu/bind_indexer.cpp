@@ -62,11 +62,10 @@ void store_index_keys(const py::array& raw, py::array ring, const py::array& wei
   }
   without_gil([&] {
     const Kernels& set = kernels();
-    parallel_pieces(runs.num_rows(), 4, 20.0 * args.size / block_size, [&](int64_t begin, int64_t end) {
-      float* scratch = thread_scratch(3 * args.size);
-      runs.for_rows(begin, end, [&](const Run& run, int64_t index) {
-        if ((run.start + index + 1) % block_size == 0) set.index_key(args, run, index, scratch);
-      });
+    parallel_rows(runs.num_rows(), 20.0 * args.size / block_size, [&](int64_t i) {
+      const RunRow row = runs.row(i);
+      if ((row.run.start + row.index + 1) % block_size != 0) return;
+      set.index_key(args, row.run, row.index, thread_scratch(3 * args.size));
     });
     keep_in_ring(runs, args.raw, args.size, args.ring_rows, kept);
   });

@@ -8,16 +8,6 @@
 namespace leafsum {
 namespace {
 
-constexpr int64_t ROWS_PER_PIECE = 4;
-
-// body(row, scratch of its thread); row_ns: about what a row takes.
-void for_rows(int64_t num_rows, double row_ns, int64_t scratch_size, const std::function<void(int64_t, float*)>& body) {
-  parallel_pieces(num_rows, ROWS_PER_PIECE, row_ns, [&](int64_t begin, int64_t end) {
-    float* scratch = thread_scratch(scratch_size);
-    for (int64_t row = begin; row < end; ++row) body(row, scratch);
-  });
-}
-
 py::array rms_norm(const py::array& x, const py::array& weight, double eps, bool one_plus_weight) {
   if (x.ndim() < 1) fail_value("x", "at least one axis", "shape []");
   const int64_t size = x.shape(x.ndim() - 1);
@@ -39,7 +29,7 @@ py::array rms_norm(const py::array& x, const py::array& weight, double eps, bool
   const int64_t num_rows = x.size() / size;
   without_gil([&] {
     const Kernels& set = kernels();
-    for_rows(num_rows, 0.5 * args.size, 0, [&](int64_t row, float*) { set.rms_norm(args, row); });
+    parallel_rows(num_rows, 0.5 * args.size, [&](int64_t row) { set.rms_norm(args, row); });
   });
   return out;
 }
@@ -61,7 +51,7 @@ py::array gated_norm(const py::array& x, const py::array& gate, const py::array&
   const int64_t num_rows = x.size() / args.size;
   without_gil([&] {
     const Kernels& set = kernels();
-    for_rows(num_rows, 2.5 * args.size, 0, [&](int64_t row, float*) { set.gated_norm(args, row); });
+    parallel_rows(num_rows, 2.5 * args.size, [&](int64_t row) { set.gated_norm(args, row); });
   });
   return out;
 }
@@ -86,8 +76,8 @@ py::array rotary(const py::array& x, const py::array& positions, const py::array
   without_gil([&] {
     const Kernels& set = kernels();
     const double row_ns = 10.0 * args.num_frequencies + 0.5 * args.num_heads * args.head_dim;
-    for_rows(num_rows, row_ns, 2 * args.num_frequencies,
-             [&](int64_t row, float* scratch) { set.rotary(args, row, scratch); });
+    parallel_rows(num_rows, row_ns,
+                  [&](int64_t row) { set.rotary(args, row, thread_scratch(2 * args.num_frequencies)); });
   });
   return out;
 }
@@ -109,8 +99,7 @@ py::tuple router(const py::array& logits, int64_t top_k, bool renormalise) {
   without_gil([&] {
     const Kernels& set = kernels();
     const double row_ns = args.num_experts * (4 + 0.2 * top_k);
-    for_rows(num_rows, row_ns, 3 * args.num_experts,
-             [&](int64_t row, float* scratch) { set.router(args, row, scratch); });
+    parallel_rows(num_rows, row_ns, [&](int64_t row) { set.router(args, row, thread_scratch(3 * args.num_experts)); });
   });
   return py::make_tuple(ids, weights);
 }
@@ -127,7 +116,7 @@ py::tuple argmax(const py::array& logits) {
   args.ids = ids.mutable_data();
   without_gil([&] {
     const Kernels& set = kernels();
-    for_rows(num_rows, 0.2 * args.size, 0, [&](int64_t row, float*) { set.argmax(args, row); });
+    parallel_rows(num_rows, 0.2 * args.size, [&](int64_t row) { set.argmax(args, row); });
   });
   return py::make_tuple(values, ids);
 }
@@ -141,7 +130,7 @@ py::array nonfinite_rows(const py::array& x) {
   args.out = out.mutable_data();
   without_gil([&] {
     const Kernels& set = kernels();
-    for_rows(num_rows, 0.1 * args.size, 0, [&](int64_t row, float*) { set.nonfinite(args, row); });
+    parallel_rows(num_rows, 0.1 * args.size, [&](int64_t row) { set.nonfinite(args, row); });
   });
   return out;
 }
@@ -156,7 +145,7 @@ py::array residual_hash(const py::array& x, const py::array& positions) {
   args.out = out.mutable_data();
   without_gil([&] {
     const Kernels& set = kernels();
-    for_rows(num_rows, 1.5 * args.size, 0, [&](int64_t row, float*) { set.residual_hash(args, row); });
+    parallel_rows(num_rows, 1.5 * args.size, [&](int64_t row) { set.residual_hash(args, row); });
   });
   return out;
 }

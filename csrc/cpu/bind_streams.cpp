@@ -6,15 +6,6 @@
 namespace leafsum {
 namespace {
 
-constexpr int64_t ROWS_PER_PIECE = 4;
-
-template <typename Args>
-void for_rows(void (*kernel)(const Args&, int64_t), const Args& args, int64_t num_rows, double row_ns) {
-  parallel_pieces(num_rows, ROWS_PER_PIECE, row_ns, [&](int64_t begin, int64_t end) {
-    for (int64_t row = begin; row < end; ++row) kernel(args, row);
-  });
-}
-
 void check_streams(int64_t num_streams) {
   if (num_streams < 1) fail_value("num_streams", "1 or more", std::to_string(num_streams));
 }
@@ -34,7 +25,10 @@ py::tuple hyper_gates(const py::array& z, int64_t num_streams, int64_t low_rank)
   py::array_t<float> inject = new_array<float>({num_rows, args.num_inject});
   args.inner = inner.mutable_data();
   args.inject = inject.mutable_data();
-  without_gil([&] { for_rows(kernels().stream_gates, args, num_rows, 2.0 * (low_rank + args.num_inject)); });
+  without_gil([&] {
+    const Kernels& set = kernels();
+    parallel_rows(num_rows, 2.0 * (low_rank + args.num_inject), [&](int64_t row) { set.stream_gates(args, row); });
+  });
   return py::make_tuple(inner, inject);
 }
 
@@ -56,7 +50,10 @@ py::array hyper_mix(const py::array& y, const py::array& normed, int64_t num_str
   args.normed = read<float>("normed", normed, {{"M", num_rows}, {"S*H", num_streams * args.size}});
   py::array_t<float> out = new_array<float>({num_rows, args.size});
   args.out = out.mutable_data();
-  without_gil([&] { for_rows(kernels().stream_mix, args, num_rows, 2.0 * num_streams * args.size); });
+  without_gil([&] {
+    const Kernels& set = kernels();
+    parallel_rows(num_rows, 2.0 * num_streams * args.size, [&](int64_t row) { set.stream_mix(args, row); });
+  });
   return out;
 }
 
@@ -70,7 +67,10 @@ py::array hyper_write(const py::array& streams, const py::array& y, const py::ar
   args.streams = read<float>("streams", streams, {{"M", num_rows}, {"S*H", args.num_streams * args.size}});
   py::array_t<float> out = new_array<float>(shape_of(streams));
   args.out = out.mutable_data();
-  without_gil([&] { for_rows(kernels().stream_write, args, num_rows, 0.3 * args.num_streams * args.size); });
+  without_gil([&] {
+    const Kernels& set = kernels();
+    parallel_rows(num_rows, 0.3 * args.num_streams * args.size, [&](int64_t row) { set.stream_write(args, row); });
+  });
   return out;
 }
 
@@ -91,7 +91,10 @@ py::array ngram_values(const py::array& key_normed, const py::array& query_norme
   args.scale = static_cast<float>(scale);
   py::array_t<float> out = new_array<float>(shape_of(key_normed));
   args.out = out.mutable_data();
-  without_gil([&] { for_rows(kernels().ngram_values, args, num_rows, 1.0 * args.num_streams * args.size); });
+  without_gil([&] {
+    const Kernels& set = kernels();
+    parallel_rows(num_rows, 1.0 * args.num_streams * args.size, [&](int64_t row) { set.ngram_values(args, row); });
+  });
   return out;
 }
 

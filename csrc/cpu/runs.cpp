@@ -44,10 +44,6 @@ Runs::Runs(const py::array& row_order, const py::array& run_slots, const py::arr
   if (begin != num_rows) fail_value("run_ends", std::to_string(num_rows) + " at last", std::to_string(begin));
 }
 
-void Runs::for_rows(int64_t begin, int64_t end, const std::function<void(const Run&, int64_t)>& body) const {
-  for (int64_t i = begin; i < end; ++i) body(runs_[run_of_index_[i]], i - begins_[run_of_index_[i]]);
-}
-
 void keep_in_ring(const Runs& runs, const float* rows, int64_t size, int64_t ring_rows, float* ring) {
   for (const Run& run : runs.all()) {
     for (int64_t i = std::max<int64_t>(0, run.num_rows - ring_rows); i < run.num_rows; ++i) {

@@ -1,12 +1,17 @@
 // The rows of a call grouped by slot: in a slot, positions follow each other. A slot has one run.
 #pragma once
 
-#include <functional>
 #include <vector>
 
 #include "arrays.hpp"
 
 namespace leafsum {
+
+// Row `index` of a run.
+struct RunRow {
+  const Run& run;
+  int64_t index;
+};
 
 // Checked arguments row_order, run_slots, run_starts and run_ends of a binding. The memory stays the arrays'.
 class Runs {
@@ -17,8 +22,8 @@ class Runs {
   const std::vector<Run>& all() const { return runs_; }
   int64_t num_rows() const { return static_cast<int64_t>(run_of_index_.size()); }
 
-  // body(run, index in it) for the rows begin .. end-1 in the order of runs.
-  void for_rows(int64_t begin, int64_t end, const std::function<void(const Run&, int64_t)>& body) const;
+  // The i-th row in the order of runs.
+  RunRow row(int64_t i) const { return {runs_[run_of_index_[i]], i - begins_[run_of_index_[i]]}; }
 
  private:
   std::vector<Run> runs_;

@@ -31,4 +31,13 @@ float* thread_scratch(int64_t size);
 void parallel_pieces(int64_t size, int64_t piece, double item_ns,
                      const std::function<void(int64_t begin, int64_t end)>& body);
 
+// parallel_for over rows, a few of them a task: body(row). row_ns: about what a row takes.
+template <typename Row>
+void parallel_rows(int64_t num_rows, double row_ns, const Row& body) {
+  constexpr int64_t ROWS_PER_PIECE = 4;
+  parallel_pieces(num_rows, ROWS_PER_PIECE, row_ns, [&](int64_t begin, int64_t end) {
+    for (int64_t row = begin; row < end; ++row) body(row);
+  });
+}
+
 }  // namespace leafsum

@@ -140,6 +140,7 @@ class NgramEmbedding:
             kept = ring[slots, (positions - back) % ring.shape[1]]
             before = np.where(places >= back, tokens[at], kept)
             history[order, back] = np.where(positions >= back, before, self.spec.end_id)
-        # Of a run longer than the ring, the last rows stay: numpy assigns in order.
-        ring[slots, positions % ring.shape[1]] = tokens
+        # Of a run longer than the ring the last rows stay. Each place once: of several values numpy keeps any.
+        is_last = rows.runs.are_last(ring.shape[1])
+        ring[slots[is_last], positions[is_last] % ring.shape[1]] = tokens[is_last]
         return history

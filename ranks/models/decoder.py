@@ -51,8 +51,8 @@ class Parts:
     def layer_weights(self, layer: int) -> Weights:
         return self.weights.under(f"layers.{layer}.")
 
-    def mixer(self, layer: int) -> Attention | DeltaNet:
-        """The layer's first block."""
+    def token_mixer(self, layer: int) -> Attention | DeltaNet:
+        """The layer's first block, the one in which rows of a request meet."""
         weights, spec = self.layer_weights(layer), self.spec
         if spec.layer_kinds[layer] == DELTANET:
             assert spec.deltanet is not None and self.deltanet is not None  # noqa: PT018 (one condition: the spec's)

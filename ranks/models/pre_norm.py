@@ -19,24 +19,24 @@ from .decoder import Family, FinalNorm, Parts
 
 @dataclass(frozen=True, slots=True)
 class PreNormLayer:
-    mixer_norm: RMSNorm
-    mixer: Attention | DeltaNet
+    token_mixer_norm: RMSNorm
+    token_mixer: Attention | DeltaNet
     mlp_norm: RMSNorm
     mlp: DenseMLP | Experts
 
     def allocate(self, sizes: MemorySizes) -> list[BlockMemory]:
-        return self.mixer.allocate(sizes)
+        return self.token_mixer.allocate(sizes)
 
     def __call__(self, residual: torch.Tensor, rows: StepRows) -> torch.Tensor:
-        residual = ops.add(residual, self.mixer(self.mixer_norm(residual), rows))
+        residual = ops.add(residual, self.token_mixer(self.token_mixer_norm(residual), rows))
         return ops.add(residual, self.mlp(self.mlp_norm(residual)))
 
 
 def load_layer(parts: Parts, layer: int) -> PreNormLayer:
     weights, spec = parts.layer_weights(layer), parts.spec
     return PreNormLayer(
-        mixer_norm=RMSNorm.load(weights, "input_layernorm", spec),
-        mixer=parts.mixer(layer),
+        token_mixer_norm=RMSNorm.load(weights, "input_layernorm", spec),
+        token_mixer=parts.token_mixer(layer),
         mlp_norm=RMSNorm.load(weights, "post_attention_layernorm", spec),
         mlp=parts.mlp(layer),
     )

@@ -24,20 +24,20 @@ class HyperLayer:
     """`ngram` is None on layers without."""
 
     ngram: NgramEmbedding | None
-    mixer_input: Mixer
-    mixer: Attention | DeltaNet
+    token_mixer_input: Mixer
+    token_mixer: Attention | DeltaNet
     mlp_input: Mixer
     mlp: DenseMLP | Experts
 
     def allocate(self, sizes: MemorySizes) -> list[BlockMemory]:
         of_ngram = [self.ngram.allocate(sizes)] if self.ngram is not None else []
-        return [*of_ngram, *self.mixer.allocate(sizes)]
+        return [*of_ngram, *self.token_mixer.allocate(sizes)]
 
     def __call__(self, streams: torch.Tensor, rows: StepRows) -> torch.Tensor:
         if self.ngram is not None:
             streams = self.ngram(streams, rows)
-        x, weights = self.mixer_input(streams)
-        streams = ops.hyper_write(streams, self.mixer(x, rows), weights)
+        x, weights = self.token_mixer_input(streams)
+        streams = ops.hyper_write(streams, self.token_mixer(x, rows), weights)
         x, weights = self.mlp_input(streams)
         return ops.hyper_write(streams, self.mlp(x), weights)
 
@@ -49,8 +49,8 @@ def load_layer(parts: Parts, layer: int) -> HyperLayer:
         ngram = NgramEmbedding.load(weights.under("ple."), spec, spec.ngram, hyper, layer)
     return HyperLayer(
         ngram=ngram,
-        mixer_input=Mixer.load(weights.under("attn_hyper_connection."), spec, hyper, with_injection=True),
-        mixer=parts.mixer(layer),
+        token_mixer_input=Mixer.load(weights.under("attn_hyper_connection."), spec, hyper, with_injection=True),
+        token_mixer=parts.token_mixer(layer),
         mlp_input=Mixer.load(weights.under("mlp_hyper_connection."), spec, hyper, with_injection=True),
         mlp=parts.mlp(layer),
     )

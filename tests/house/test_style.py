@@ -62,12 +62,12 @@ def test_no_file_names_a_path_of_one_machine() -> None:
 
 def test_every_section_that_is_cited_exists() -> None:
     page = (ROOT / "docs/numerics.md").read_text()
-    citation = re.compile(r"numerics\.md,? sections? (\d(?:(?:, | and )\d)*)")
+    citation = re.compile(r"numerics\.md,? sections? (\d+(?:(?:, | and )\d+)*)")
     cited = [
         (str(path), number)
         for path in project_files()
         for numbers in citation.findall((ROOT / path).read_text(errors="replace"))
-        for number in re.findall(r"\d", numbers)
+        for number in re.findall(r"\d+", numbers)
     ]
     assert cited, "nothing cites the page: is the pattern still right?"
     assert [(path, number) for path, number in cited if f"\n## {number}. " not in page] == []

@@ -20,7 +20,7 @@ from leafsum.ranks.models import FAMILIES
 from leafsum.ranks.models.decoder import Decoder
 from leafsum.ranks.sizes import expected_tensors
 from leafsum.ranks.weights import WeightReader
-from model_runs import build
+from model_runs import assert_same_run, build, run_single, whole
 from tiny_checkpoints import Tensors, config_with, random_tensors, write_checkpoint
 
 OPTIONS = [{}, {"attention_bias": True, "mlp_only_layers": [0]}, {"tie_word_embeddings": True}]
@@ -114,6 +114,17 @@ def test_a_value_beyond_float16_is_refused(tmp_path: Path) -> None:
         with pytest.raises(ModelError, match=r"layers\.1\.mlp\.gate\.weight holds values beyond float16's range"):
             reader.linear("model.layers.1.mlp.gate.weight")
         reader.linear("model.layers.0.mlp.gate.weight")
+
+
+def test_a_file_whose_tensors_are_not_aligned(tmp_path: Path) -> None:
+    """A header's length may be odd: what lies behind it is at odd addresses, where the file is mapped."""
+    aligned, shifted = (write_checkpoint(tmp_path / name, dtype="float32") for name in ("aligned", "shifted"))
+    file = shifted / "model.safetensors"
+    content = file.read_bytes()
+    header = content[8 : 8 + int.from_bytes(content[:8], "little")]
+    file.write_bytes((len(header) + 1).to_bytes(8, "little") + header + b" " + content[8 + len(header) :])
+    expected, found = (run_single(folder, [[1, 2, 3]], whole([[1, 2, 3]]), "bfloat16") for folder in (aligned, shifted))
+    assert_same_run(found, expected)
 
 
 def test_a_model_of_too_many_ranks_or_a_wrong_checkpoint_is_not_built(tmp_path: Path) -> None:
