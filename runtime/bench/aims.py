@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from .options import FAMILIES
+
 
 @dataclass(frozen=True, slots=True)
 class Aim:
@@ -42,13 +44,31 @@ class Aim:
 AIMS = (
     Aim("linear_1_row", "kernels", "linear at 1 row, of memory read bandwidth", 60, "%", at_least=True),
     Aim("linear_256_rows", "kernels", "linear at 256 rows, of torch's float32 matmul", 60, "%", at_least=True),
-    Aim("decode", "decode", "decode, against transformers", 3, "x", at_least=True),
-    Aim("exchange", "decode", "exchange and waiting at tp 2, of a decode step", 15, "%", at_least=False),
-    Aim("prompt", "prompt", "prompt, against transformers", 1, "x", at_least=True),
+    Aim("deltanet_1_row", "kernels", "deltanet at 1 row, of memory read bandwidth", 60, "%", at_least=True),
+    *(
+        Aim(f"decode {family}", "decode", f"decode of {family}, against transformers", 3, "x", at_least=True)
+        for family in FAMILIES
+    ),
+    *(
+        Aim(
+            f"exchange {family}",
+            "decode",
+            f"exchange and waiting at tp 2, of a decode step of {family}",
+            15,
+            "%",
+            at_least=False,
+        )
+        for family in FAMILIES
+    ),
+    *(
+        Aim(f"prompt {family}", "prompt", f"prompt of {family}, against transformers", 1, "x", at_least=True)
+        for family in FAMILIES
+    ),
     Aim("all_gather", "transport", "all-gather of 10 KiB, 4 ranks, shared memory", 0.2, "ms", at_least=False),
     Aim("first_token", "startup", "leafsum demo, to its first character of text", 5, "s", at_least=False),
     Aim("help", "startup", "leafsum --help", 0.3, "s", at_least=False),
 )
+"""Of a model of another family, decode and prompt are measured and not judged."""
 
 
 def judged(values: Mapping[str, float]) -> list[tuple[Aim, float | None]]:

@@ -10,7 +10,7 @@ from .aims import judged
 from .options import BenchOptions
 from .results import Results
 
-FORMAT = "leafsum bench 1"
+FORMAT = "leafsum bench 2"
 METHOD = "variants take turns in every round; one warm-up round is thrown away; spread is min to max"
 
 
@@ -23,7 +23,7 @@ def document(suites: Sequence[str], options: BenchOptions, num_rounds: int, resu
         "suites": list(suites),
         "rounds": num_rounds,
         "work": {
-            "model": options.model_name,
+            "models": [model.name for model in options.models],
             "threads": settings.threads,
             "settings": {name: getattr(settings, name) for name in ("dtype", "exchange", "placement", "transport")},
             "tp": options.rank_counts,
@@ -31,6 +31,7 @@ def document(suites: Sequence[str], options: BenchOptions, num_rounds: int, resu
             "rows": options.num_rows,
             "prompt_tokens": options.prompt_tokens,
             "new_tokens": options.new_tokens,
+            "requests": options.num_requests,
             "long_prompt_tokens": options.long_prompt_tokens,
             "gather_bytes": options.gather_bytes,
             "gather_ranks": options.gather_ranks,

@@ -1,10 +1,11 @@
 """The suites `decode` and `prompt`: tokens a second of a pool at several rank counts, and of transformers beside it.
 
-All processes are there for all rounds and sleep while another is measured. One request at a time.
+One model after the other. All processes of a model are there for all its rounds, and sleep while another is measured.
 """
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Callable, Collection, Mapping
 from contextlib import ExitStack
@@ -21,12 +22,11 @@ from ..sampling import SamplingParams
 from ..witness import Progress, Witness
 from .helper import Helper
 from .model import ensure_bench_model
-from .options import BenchOptions
+from .options import BenchModel, BenchOptions
 from .results import Results
-from .rounds import Rounds, Series, Variant, median_of
+from .rounds import Rounds, Variant, median_of
 
 RATE, CALLS, EXCHANGE = "tokens/s", "% in transport calls", "% in exchanges"
-PEER_DTYPES = ("float32", "bfloat16")
 AIM_TP = 2
 """The rank count whose exchanges are held against the aim."""
 
@@ -35,42 +35,79 @@ ATTEMPTS = 5
 
 
 @dataclass(frozen=True, slots=True)
-class Subject:
-    """One of those that take turns: `prompt` and `decode` serve a request and say how fast."""
+class Work:
+    """What everybody gets: `prompts` of one length at once, `new_tokens` of each. `label` tells works of a suite apart;
+    aims are of the work without one."""
 
-    name: str
-    prompt: Callable[[], Mapping[str, float]]
-    decode: Callable[[], Mapping[str, float]]
+    suite: str
+    label: str
+    prompts: list[list[int]]
+    new_tokens: int
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        return sum(len(ids) for ids in self.prompts)
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """One of those that take turns. `prepare` says its name at that work, and what does the work once."""
+
+    prepare: Callable[[Work], tuple[str, Callable[[], Mapping[str, float]]]]
+
+    def variant(self, work: Work) -> Variant:
+        name, measure = self.prepare(work)
+        return Variant(f"{name}{work.label}", measure)
 
 
 def measure(names: Collection[str], options: BenchOptions, rounds: Rounds, results: Results) -> None:
-    """Adds rates, and the ratios of the first rank count to the better transformers."""
-    rounds.on_stage("decode: making the model")
-    folder = options.model_dir or ensure_bench_model()
-    with ExitStack() as stack:
-        rounds.on_stage("decode: starting processes")
-        # The helpers load while the pools start.
-        helpers = _open_helpers(stack, folder, options, results)
-        pools = [_open_pool(stack, folder, options, tp) for tp in options.rank_counts]
-        subjects = [*pools, *(_peer(dtype, helper, folder, options) for dtype, helper in helpers.items())]
-        if "decode" in names:
-            series = rounds.run("decode", [Variant(subject.name, subject.decode) for subject in subjects])
-            _conclude("decode", series, pools, subjects, results)
-            if AIM_TP in options.rank_counts:
-                results.values["exchange"] = median_of(series, _pool_name(AIM_TP, options), EXCHANGE)
-        if "prompt" in names:
-            series = rounds.run("prompt", [Variant(subject.name, subject.prompt) for subject in subjects])
-            _conclude("prompt", series, pools, subjects, results)
+    """Adds rates of every model, and by its family the ratios of the first rank count to transformers."""
+    if options.with_transformers and not _has_transformers():
+        results.notes.append("transformers is not installed here: nothing to compare decode and prompt with")
+    for model in options.models:
+        _measure_model(model, names, options, rounds, results)
 
 
-def _conclude(
-    suite: str, series: tuple[Series, ...], pools: list[Subject], subjects: list[Subject], results: Results
+def _measure_model(
+    model: BenchModel, names: Collection[str], options: BenchOptions, rounds: Rounds, results: Results
 ) -> None:
-    results.series += series
-    peers = subjects[len(pools) :]
-    if peers:
-        best = max(median_of(series, peer.name, RATE) for peer in peers)
-        results.values[suite] = median_of(series, pools[0].name, RATE) / best
+    rounds.on_stage(f"decode, {model.name}: making the model")
+    folder = model.folder or ensure_bench_model(model.name)
+    spec = load_spec(folder)
+    with ExitStack() as stack:
+        rounds.on_stage(f"decode, {model.name}: starting processes")
+        # The peer loads while the pools start.
+        peers = _open_peers(stack, folder, options)
+        pools = [_open_pool(stack, folder, options, tp) for tp in options.rank_counts]
+        for suite in names:
+            works = _works(suite, spec.vocab_size, options)
+            if peers:
+                rounds.on_stage(f"{suite}, {model.name}: trying transformers in every dtype")
+            variants = [subject.variant(work) for work in works for subject in (*pools, *peers)]
+            series = rounds.run(suite, variants, model.name)
+            results.series += series
+            if peers:  # ours and theirs at the first work
+                ours, theirs = (median_of(series, variants[at].name, RATE) for at in (0, len(pools)))
+                results.values[f"{suite} {spec.family}"] = ours / theirs
+            if suite == "decode" and AIM_TP in options.rank_counts:
+                share = median_of(series, _pool_name(AIM_TP, options), EXCHANGE)
+                results.values[f"exchange {spec.family}"] = share
+
+
+def _works(suite: str, vocab_size: int, options: BenchOptions) -> list[Work]:
+    """The same ids for everybody. Several requests make half the tokens each: their steps take longer."""
+
+    def prompts(num_prompts: int, num_tokens: int) -> list[list[int]]:
+        ids: list[list[int]] = np.random.default_rng(5).integers(0, vocab_size, (num_prompts, num_tokens)).tolist()
+        return ids
+
+    if suite == "prompt":
+        return [Work(suite, "", prompts(1, options.long_prompt_tokens), 1)]
+    works = [Work(suite, "", prompts(1, options.prompt_tokens), options.new_tokens)]
+    if options.num_requests > 1:
+        label, new_tokens = f", {options.num_requests} requests", max(2, options.new_tokens // 2)
+        works.append(Work(suite, label, prompts(options.num_requests, options.prompt_tokens), new_tokens))
+    return works
 
 
 def _pool_name(tp: int, options: BenchOptions) -> str:
@@ -81,30 +118,20 @@ def _threads(num_threads: int) -> str:
     return f"{num_threads} thread{'s' if num_threads > 1 else ''}"
 
 
-def _prompt_ids(folder: Path, num_tokens: int) -> list[int]:
-    """The same ids for everybody."""
-    ids: list[int] = np.random.default_rng(5).integers(0, load_spec(folder).vocab_size, num_tokens).tolist()
-    return ids
-
-
 def _open_pool(stack: ExitStack, folder: Path, options: BenchOptions, tp: int) -> Subject:
-    settings = replace(options.settings, model=str(folder), tp=tp, concurrency=1)
+    settings = replace(options.settings, model=str(folder), tp=tp, concurrency=options.num_requests)
     pool = stack.enter_context(WorkerPool(settings))
-    prompt_ids = _prompt_ids(folder, options.prompt_tokens)
-    long_prompt_ids = _prompt_ids(folder, options.long_prompt_tokens)
-
-    def decode() -> dict[str, float]:
-        return _decode(pool, prompt_ids, options.new_tokens)
-
-    def prompt() -> dict[str, float]:
-        begin_s = time.perf_counter()
-        return {RATE: len(long_prompt_ids) / (_token_times_s(pool, long_prompt_ids, 1)[0] - begin_s)}
-
-    return Subject(_pool_name(tp, options), prompt, decode)
+    measures = {"decode": _decode, "prompt": _prompt}
+    return Subject(lambda work: (_pool_name(tp, options), functools.partial(measures[work.suite], pool, work)))
 
 
-def _decode(pool: WorkerPool, prompt_ids: list[int], num_tokens: int) -> dict[str, float]:
-    """The rate after the first token; at several ranks also what share of these steps goes where, a mean over ranks."""
+def _prompt(pool: WorkerPool, work: Work) -> dict[str, float]:
+    begin_s = time.perf_counter()
+    return {RATE: work.num_prompt_tokens / (_run(pool, work).first_s - begin_s)}
+
+
+def _decode(pool: WorkerPool, work: Work) -> dict[str, float]:
+    """The rate after the first tokens; at several ranks also what share of these steps goes where, a mean of all."""
     for _ in range(ATTEMPTS):
         begun: list[tuple[Witness, float]] = []
 
@@ -112,67 +139,80 @@ def _decode(pool: WorkerPool, prompt_ids: list[int], num_tokens: int) -> dict[st
             # Answered between two steps: counts and time begin together, a step or two after the first token.
             begun.append((pool.witness(), time.perf_counter()))
 
-        times_s = _token_times_s(pool, prompt_ids, num_tokens, begin if pool.settings.tp > 1 else None)
-        rate = {RATE: (num_tokens - 1) / (times_s[-1] - times_s[0])}
+        times = _run(pool, work, begin if pool.settings.tp > 1 else None)
+        rate = {RATE: times.tokens_after_first / (times.last_s - times.first_s)}
         if not begun:
             return rate
         ((before, begin_s),) = begun
         done = pool.witness().since(before)
         if done.steps:
-            whole_ns = len(done.ranks) * (times_s[-1] - begin_s) * 1e9
+            whole_ns = len(done.ranks) * (times.last_s - begin_s) * 1e9
             calls_ns = sum(rank.wait_ns for rank in done.ranks)
             exchange_ns = sum(rank.exchange_ns for rank in done.ranks)
             return rate | {CALLS: 100 * calls_ns / whole_ns, EXCHANGE: 100 * exchange_ns / whole_ns}
-    text = f"expected steps to measure after the first of {num_tokens} tokens, found none left each time"
+    text = f"expected steps to measure after the first of {work.new_tokens} tokens, found none left each time"
     raise LeafsumError(f"{text}; raise --new-tokens")
 
 
-def _token_times_s(
-    pool: WorkerPool, prompt_ids: list[int], num_tokens: int, on_first: Callable[[], None] | None = None
-) -> list[float]:
-    """When each token of one request came. Raises LeafsumError where the request failed."""
-    times_s: list[float] = []
+@dataclass(slots=True)
+class _Times:
+    """When every request had its first token, how many tokens came after that, and when the last one did."""
+
+    first_s: float = 0.0
+    last_s: float = 0.0
+    tokens_at_first: int = 0
+    num_tokens: int = 0
+
+    @property
+    def tokens_after_first(self) -> int:
+        return self.num_tokens - self.tokens_at_first
+
+
+def _run(pool: WorkerPool, work: Work, on_first: Callable[[], None] | None = None) -> _Times:
+    """Does the work once. Raises LeafsumError where a request failed."""
+    times = _Times()
 
     def on_progress(progress: Progress) -> None:
-        if progress.output_tokens > len(times_s):
-            times_s.append(time.perf_counter())
-            if on_first is not None and len(times_s) == 1:
+        if progress.output_tokens <= times.num_tokens:
+            return
+        times.num_tokens, times.last_s = progress.output_tokens, time.perf_counter()
+        prompts_are_done = progress.prompt_tokens_done == work.num_prompt_tokens
+        if not times.tokens_at_first and prompts_are_done and times.num_tokens >= len(work.prompts):
+            times.tokens_at_first, times.first_s = times.num_tokens, times.last_s
+            if on_first is not None:
                 on_first()
 
-    sampling = SamplingParams(max_tokens=num_tokens, ignore_eos=True)
-    (completion,) = pool.generate([prompt_ids], sampling, on_progress=on_progress)
-    if completion.error:
-        raise LeafsumError(f"the request that is measured failed at tp {pool.settings.tp}: {completion.error}")
-    return times_s
+    sampling = SamplingParams(max_tokens=work.new_tokens, ignore_eos=True)
+    for completion in pool.generate(work.prompts, sampling, on_progress=on_progress):
+        if completion.error:
+            raise LeafsumError(f"a request that is measured failed at tp {pool.settings.tp}: {completion.error}")
+    return times
 
 
-def _open_helpers(stack: ExitStack, folder: Path, options: BenchOptions, results: Results) -> dict[str, Helper]:
-    """transformers by dtype; none, and a note, where it is not wanted or not installed."""
-    if not options.with_transformers:
-        return {}
-    if find_spec("transformers") is None:
-        results.notes.append("transformers is not installed here: nothing to compare decode and prompt with")
-        return {}
-    num_threads = str(options.settings.threads)
-    env = {"OMP_NUM_THREADS": num_threads, "HF_HUB_OFFLINE": "1"}
-    return {
-        dtype: stack.enter_context(
-            Helper(f"transformers in {dtype}", "leafsum.runtime.bench.peer", [str(folder), dtype, num_threads], env)
+def _has_transformers() -> bool:
+    return find_spec("transformers") is not None
+
+
+def _open_peers(stack: ExitStack, folder: Path, options: BenchOptions) -> list[Subject]:
+    """transformers; nobody where it is not wanted or not installed."""
+    if not options.with_transformers or not _has_transformers():
+        return []
+    threads = options.settings.threads
+    env = {"OMP_NUM_THREADS": str(threads), "HF_HUB_OFFLINE": "1"}
+    arguments = [str(folder), str(threads)]
+    helper = stack.enter_context(Helper("transformers", "leafsum.runtime.bench.peer", arguments, env))
+
+    def prepare(work: Work) -> tuple[str, Callable[[], Mapping[str, float]]]:
+        question = {"prompts": work.prompts, "new_tokens": work.new_tokens}
+        way = helper.ask(question)["way"]
+        return f"transformers, {way}, {_threads(threads)}", lambda: _peer_rate(
+            helper.ask(question | {"way": way}), work
         )
-        for dtype in PEER_DTYPES
-    }
+
+    return [Subject(prepare)]
 
 
-def _peer(dtype: str, helper: Helper, folder: Path, options: BenchOptions) -> Subject:
-    prompt_ids = _prompt_ids(folder, options.prompt_tokens)
-    long_prompt_ids = _prompt_ids(folder, options.long_prompt_tokens)
-
-    def decode() -> dict[str, float]:
-        answer = helper.ask({"prompt_ids": prompt_ids, "new_tokens": options.new_tokens})
-        return {RATE: (options.new_tokens - 1) / answer["decode_s"]}
-
-    def prompt() -> dict[str, float]:
-        answer = helper.ask({"prompt_ids": long_prompt_ids, "new_tokens": 1})
-        return {RATE: len(long_prompt_ids) / answer["prompt_s"]}
-
-    return Subject(f"transformers, {dtype}, {_threads(options.settings.threads)}", prompt, decode)
+def _peer_rate(answer: Mapping[str, float], work: Work) -> dict[str, float]:
+    if work.suite == "prompt":
+        return {RATE: work.num_prompt_tokens / answer["prompt_s"]}
+    return {RATE: len(work.prompts) * (work.new_tokens - 1) / answer["decode_s"]}

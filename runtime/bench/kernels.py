@@ -1,7 +1,8 @@
 """The suite `kernels`: what the machine could do at best, and what the linear kernel does, on one thread.
 
 One row is bound by memory: every weight is read once, so it is held against the fastest way found here to read memory.
-Many rows are bound by arithmetic, so they are held against torch's float32 matmul on the same numbers.
+Many rows are bound by arithmetic, so they are held against torch's float32 matmul on the same numbers. `blocks` has the
+kernels of Flash Next.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from ... import _C
+from . import blocks
 from .options import BenchOptions, Shape
 from .results import Results
 from .rounds import Rounds, Series, Variant, median_of
@@ -29,11 +31,12 @@ def measure(_names: Collection[str], options: BenchOptions, rounds: Rounds, resu
     with _one_thread():
         rounds.on_stage("kernels: filling memory")
         reads = _reads(options.read_bytes)
-        series = rounds.run("kernels", [*reads, *_one_row_variants(options)])
+        of_blocks = blocks.variants(options.read_bytes)
+        series = rounds.run("kernels", [*reads, *_one_row_variants(options), *of_blocks])
         results.series += series
         best_read = max(median_of(series, read.name, GBYTES) for read in reads)
-        share = 100 * median_of(series, _one_row_name(options.shapes[0]), GBYTES) / best_read
-        results.values["linear_1_row"] = share
+        for key, name in (("linear_1_row", _one_row_name(options.shapes[0])), ("deltanet_1_row", blocks.DELTANET_ROW)):
+            results.values[key] = 100 * median_of(series, name, GBYTES) / best_read
         for shape in options.shapes:
             series = _many_rows(options, shape, rounds)
             results.series += series

@@ -1,7 +1,7 @@
 """The models that are measured, one a family: random bfloat16 weights, the same on every machine.
 
 Their proportions are those of published models: most weights are in experts of which a token meets one in eight, and
-one decode step reads far more than a core's own caches hold: 57 MB of 206 (qwen3_moe), 62 MB of 147 (qwen4_exp).
+one decode step reads far more than a core's own caches hold: 57 MB of 206 (qwen3_moe), 61 MB of 153 (qwen4_exp).
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ COMMON: dict[str, Any] = {
     "moe_intermediate_size": 96,
     "norm_topk_prob": True,
 }
-CONFIGS: dict[str, dict[str, Any]] = {
+CONFIGS: dict[str, dict[str, Any]] = {  # by family
     "qwen3_moe": COMMON
     | {
         "architectures": ["Qwen3MoeForCausalLM"],
@@ -76,16 +76,13 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "indexer_n_heads": 4,
         "indexer_kv_heads": 1,
         "indexer_head_dim": 64,
-        # Decode steps are past it, so that they choose keys. transformers' work does not depend on it.
+        # So small that decode steps choose keys, and so do most rows of a long prompt.
         "indexer_budget": 128,
         "indexer_compress_ratio": 4,
         "rope_parameters": {"rope_type": "default", "rope_theta": 10000000, "partial_rotary_factor": 0.25},
         "eos_token_id": 0,
     },
 }
-FAMILIES = tuple(CONFIGS)
-"""In the order in which they are measured."""
-
 U16 = NDArray[np.uint16]
 ONE = 0x3F80
 """1.0 in bfloat16."""
@@ -102,7 +99,9 @@ def write_model(folder: Path, config: dict[str, Any]) -> None:
     (folder / "config.json").write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
     spec, words = load_spec(folder), np.random.Philox(key=SEED)
     shapes = expected_tensors(spec, {})
-    write_safetensors(folder / "model.safetensors", {name: _weights(words, spec, name, shapes[name]) for name in shapes})
+    write_safetensors(
+        folder / "model.safetensors", {name: _weights(words, spec, name, shapes[name]) for name in shapes}
+    )
 
 
 def _weights(words: np.random.Philox, spec: ModelSpec, name: str, shape: tuple[int, ...]) -> U16:

@@ -12,6 +12,9 @@ from ..settings import Settings
 SUITES = ("kernels", "decode", "prompt", "transport", "startup")
 """In the order in which they run."""
 
+FAMILIES = ("qwen3_moe", "qwen4_exp")
+"""Of the models that the command can make, in the order in which they are measured."""
+
 
 @dataclass(frozen=True, slots=True)
 class Shape:
@@ -33,18 +36,26 @@ class Shape:
 
 
 @dataclass(frozen=True, slots=True)
+class BenchModel:
+    """A model to measure. `folder` None: the one that the command makes of the family `name`."""
+
+    name: str
+    folder: Path | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class BenchOptions:
-    """Sizes of the work, as `leafsum bench --help` tells them. `model_dir` None: the model that the command makes."""
+    """Sizes of the work, as `leafsum bench --help` tells them."""
 
     settings: Settings
-    model_dir: Path | None
-    model_name: str
+    models: tuple[BenchModel, ...]
     shapes: tuple[Shape, ...]
     num_rows: int
     rank_counts: tuple[int, ...]
     with_transformers: bool
     prompt_tokens: int
     new_tokens: int
+    num_requests: int
     long_prompt_tokens: int
     gather_bytes: int
     gather_ranks: tuple[int, ...]

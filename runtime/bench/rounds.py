@@ -21,12 +21,13 @@ class Variant:
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """One figure of one variant, a sample a round. The figure's name holds its unit."""
+    """One figure of one variant, a sample a round. The figure's name holds its unit. `model`: "" without one."""
 
     suite: str
     variant: str
     figure: str
     samples: tuple[float, ...]
+    model: str = ""
 
     @property
     def median(self) -> float:
@@ -34,9 +35,8 @@ class Series:
 
     def to_dict(self) -> dict[str, Any]:
         spread = {"median": self.median, "min": min(self.samples), "max": max(self.samples)}
-        return (
-            {"suite": self.suite, "variant": self.variant, "figure": self.figure} | spread | {"samples": self.samples}
-        )
+        names = {"suite": self.suite, "model": self.model, "variant": self.variant, "figure": self.figure}
+        return names | spread | {"samples": self.samples}
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,18 +46,19 @@ class Rounds:
     num_rounds: int
     on_stage: Callable[[str], None]
 
-    def run(self, suite: str, variants: Sequence[Variant]) -> tuple[Series, ...]:
-        """All rounds of these variants. The series come by variant, in the order given."""
+    def run(self, suite: str, variants: Sequence[Variant], model: str = "") -> tuple[Series, ...]:
+        """All rounds of these variants, on one model if on any. The series come by variant, in the order given."""
         samples: dict[tuple[str, str], list[float]] = {}
         for number in range(self.num_rounds + 1):
             for variant in variants:
-                self.on_stage(f"{suite}: {self._round_name(number)}: {variant.name}")
+                where = f"{suite}, {model}" if model else suite
+                self.on_stage(f"{where}: {self._round_name(number)}: {variant.name}")
                 for figure, value in variant.measure().items():
                     of_figure = samples.setdefault((variant.name, figure), [])
                     if number > 0:
                         of_figure.append(value)
         order = [variant.name for variant in variants]
-        series = [Series(suite, name, figure, tuple(values)) for (name, figure), values in samples.items()]
+        series = [Series(suite, name, figure, tuple(values), model) for (name, figure), values in samples.items()]
         return tuple(sorted(series, key=lambda each: order.index(each.variant)))
 
     def _round_name(self, number: int) -> str:

@@ -48,6 +48,7 @@ def measured(results: Results) -> Columns:
     rows = tuple(
         (
             series.suite,
+            series.model or "-",
             series.variant,
             number(series.median),
             number(min(series.samples)),
@@ -56,7 +57,7 @@ def measured(results: Results) -> Columns:
         )
         for series in results.series
     )
-    return Columns(("suite", "variant", "median", "min", "max", "unit"), frozenset({2, 3, 4}), rows)
+    return Columns(("suite", "model", "variant", "median", "min", "max", "unit"), frozenset({3, 4, 5}), rows)
 
 
 def aims(results: Results) -> Columns:

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from ...errors import LeafsumError
-from ..bench.options import SUITES, BenchOptions, Shape, parse_counts
+from ...errors import ConfigError, LeafsumError
+from ..bench.options import FAMILIES, SUITES, BenchModel, BenchOptions, Shape, parse_counts
 from .options import debug_option, resolve_settings, settings_options
 from .progress import Display
 from .stdio import on_terminal, require_output, write_line
@@ -21,6 +21,7 @@ C = TypeVar("C", bound=Callable[..., Any])
 
 BENCH_SETTINGS = ("dtype", "exchange", "placement", "transport")
 MOST_RANKS = 64
+MOST_REQUESTS = 4096
 MOST = 1_000_000
 """Of what is counted: rounds, tokens, rows, calls. More is a slip of the keyboard, or fits no memory."""
 
@@ -28,16 +29,17 @@ MOST_GATHER_BYTES = 1 << 28
 """A rank holds the parts of all: 2 GiB at 8 ranks."""
 
 EPILOG = """\b
-Suites (none named: all of them, in about two minutes on two idle cores):
+Suites (none named: all of them, in about three and a half minutes on two idle cores):
   kernels    One thread. Ways to read memory in GB/s; linear at 1 row (bfloat16 weights that no cache holds) in GB/s of
              weights, to be held against the fastest of those ways; linear at --rows rows in GFLOP/s beside torch's
-             float32 matmul.
-  decode     Tokens a second after the first, of one greedy request (--prompt-tokens, --new-tokens), at every --tp and
-             of transformers on the same weights with --threads threads, in float32 and bfloat16, each with the faster
-             of its expert codes. "% in exchanges" is the time that a rank spends on what is done only because there
-             are others (choosing rows, gathering them, adding what came, and waiting), of the steps after the first
-             token; "% in transport calls" is the part of it that moves bytes and waits. With --threads 1 and a core
-             for every rank they are what several ranks cost.
+             float32 matmul; kernels of Flash Next's blocks at its own sizes, deltanet at 1 row also in GB/s of state.
+  decode     Tokens a second after the first, of one greedy request (--prompt-tokens, --new-tokens) and of --requests
+             at once with half of the new tokens each, at every --tp and of transformers on the same weights with
+             --threads threads, in the way that was fastest in a trial (float32 or bfloat16, either expert code).
+             "% in exchanges" is the time that a rank spends on what is done only because there are others (choosing
+             rows, gathering them, adding what came, and waiting), of the steps after the first token; "% in transport
+             calls" is the part of it that moves bytes and waits. With --threads 1 and a core for every rank they are
+             what several ranks cost.
   prompt     Prompt tokens a second up to the first new token, of one request of --long-prompt-tokens.
   transport  One all-gather of --gather-bytes a rank, as rank 0 sees it, --gather-calls of them one after the other:
              shared memory beside Gloo at every --gather-ranks. More ranks than cores wait for the scheduler, too.
@@ -51,16 +53,21 @@ lines overlap, their order says nothing. An aim says pass or miss of the medians
 exit code does not depend on it. Nothing else should run on the machine.
 
 \b
+Models: without --model, decode and prompt measure two, one after the other: qwen3_moe (206 MB) and qwen4_exp (Flash
+Next, 153 MB), random bfloat16 weights, made once in the user's cache folder. --family takes one of them. A model of
+another family is measured, and has no aims. transformers chooses keys of qwen4_exp in a loop over a prompt's rows.
+
+\b
 Examples:
   leafsum bench
   leafsum bench kernels --shape 2048x768 --shape 768x2048 --rounds 9
   leafsum bench decode prompt --tp 1,2,4 --model DIR
+  leafsum bench decode --family qwen4_exp --requests 8
   leafsum bench transport --gather-bytes 65536 --gather-ranks 2,3 --json > transport.json
 
 \b
-Without --model, decode and prompt measure a model of 206 MB of random bfloat16 weights, made once in the user's cache
-folder. --json prints one document: every sample, versions, machine, aims. Exit codes: 0 measured, 1 a suite failed,
-2 wrong use.
+--json prints one document: every sample, versions, machine, aims. Exit codes: 0 measured, 1 a suite failed, 2 wrong
+use.
 """
 
 
@@ -74,10 +81,14 @@ def _size_option(flag: str, default: int, help: str, *, least: int = 1, most: in
 @_size_option("--rounds", 3, "Samples of every variant.")
 @click.option("--tp", default="1,2", show_default=True, metavar="A,B,...", help="Rank counts; aims take the first.")
 @_size_option("--threads", 1, "Compute threads of a rank, and of transformers.")
-@click.option("--model", default=None, metavar="DIR|tiny|HUB-ID", help="Measure this model. [default: one made for it]")
+@click.option("--model", default=None, metavar="DIR|tiny|HUB-ID", help="Measure this model. [default: made for it]")
+@click.option(
+    "--family", "families", multiple=True, type=click.Choice(FAMILIES), help="Of those made for it; repeatable."
+)
 @click.option("--transformers/--no-transformers", default=True, show_default=True, help="Compare with transformers.")
 @_size_option("--prompt-tokens", 128, "Prompt of decode.")
 @_size_option("--new-tokens", 64, "Output of decode.", least=2)
+@_size_option("--requests", 4, "Requests at once in decode's second work; 1: none.", most=MOST_REQUESTS)
 @_size_option("--long-prompt-tokens", 512, "Prompt of prompt.")
 @click.option(
     "--shape", "shapes", multiple=True, metavar="INxOUT", help="Linear layer; repeatable. [default: 2560x12288]"
@@ -113,28 +124,37 @@ def bench(suites: tuple[str, ...], rounds: int, as_json: bool, **flags: Any) -> 
 
 def bench_options(flags: dict[str, Any]) -> BenchOptions:
     """Raises ConfigError and ModelError before anything is measured."""
-    from ..models import model_name, resolve_model
-
     rank_counts = parse_counts(flags["tp"], "--tp", MOST_RANKS)
     threads = {"threads": str(flags["threads"])}
     settings = resolve_settings({name: flags[name] for name in BENCH_SETTINGS} | threads)
-    model = flags["model"]
-    model_dir = None if model is None else resolve_model(model)
     return BenchOptions(
         settings=settings,
-        model_dir=model_dir,
-        model_name="made for bench" if model_dir is None else model_name(model, model_dir),
+        models=_models(flags["model"], flags["families"]),
         shapes=tuple(Shape.parse(text) for text in flags["shapes"] or ("2560x12288",)),
         num_rows=flags["rows"],
         rank_counts=rank_counts,
         with_transformers=flags["transformers"],
         prompt_tokens=flags["prompt_tokens"],
         new_tokens=flags["new_tokens"],
+        num_requests=flags["requests"],
         long_prompt_tokens=flags["long_prompt_tokens"],
         gather_bytes=flags["gather_bytes"],
         gather_ranks=parse_counts(flags["gather_ranks"], "--gather-ranks", MOST_RANKS),
         gather_calls=flags["gather_calls"],
     )
+
+
+def _models(model: str | None, families: tuple[str, ...]) -> tuple[BenchModel, ...]:
+    from ..models import model_name, resolve_model
+
+    if model is None:
+        return tuple(BenchModel(family) for family in FAMILIES if family in families or not families)
+    if families:
+        raise ConfigError(
+            "--family: expected no --model beside it (it is one of the models made for bench), found both"
+        )
+    model_dir = resolve_model(model)
+    return (BenchModel(model_name(model, model_dir), model_dir),)
 
 
 def show(found: dict[str, Any], results: Results) -> None:

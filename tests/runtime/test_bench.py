@@ -6,7 +6,7 @@ import pytest
 from leafsum.errors import ConfigError, LeafsumError
 from leafsum.runtime.bench import run as run_module
 from leafsum.runtime.bench.aims import AIMS
-from leafsum.runtime.bench.options import SUITES, Shape, parse_counts
+from leafsum.runtime.bench.options import FAMILIES, SUITES, BenchModel, Shape, parse_counts
 from leafsum.runtime.bench.rounds import Variant, median_of
 from leafsum.runtime.commands.main import run
 
@@ -58,7 +58,7 @@ def test_the_document_holds_every_sample_where_it_was_made_and_the_aims(measured
         "format", "method", "suites", "rounds", "work", "code", "packages", "machine", "measurements", "aims", "notes",
         "failures",
     }  # fmt: skip
-    assert (found["format"], found["rounds"]) == ("leafsum bench 1", 4)
+    assert (found["format"], found["rounds"]) == ("leafsum bench 2", 4)
     assert [(each["suite"], each["variant"]) for each in found["measurements"]] == [
         ("kernels", "A"), ("kernels", "B"), ("startup", "A"), ("startup", "B"),
     ]  # fmt: skip
@@ -66,7 +66,7 @@ def test_the_document_holds_every_sample_where_it_was_made_and_the_aims(measured
     assert {"cpu", "cores", "instruction_set"} <= set(found["machine"])
     assert {"torch", "numpy", "transformers"} <= set(found["packages"])
     assert found["work"]["shapes"] == ["2560x12288"]
-    assert found["work"]["model"] == "made for bench"
+    assert found["work"]["models"] == list(FAMILIES)
     aims = {aim["aim"]: aim for aim in found["aims"]}
     assert len(aims) == len(AIMS)
     assert (aims["leafsum --help"]["value"], aims["leafsum --help"]["word"]) == (0.5, "miss")
@@ -79,7 +79,7 @@ def test_a_pipe_gets_both_tables_and_no_progress(capfd):
     heading, empty, *lines = out.splitlines()
     assert "3 rounds after a warm-up" in heading
     assert empty == ""
-    assert lines[0].split() == ["suite", "variant", "median", "min", "max", "unit"]
+    assert lines[0].split() == ["suite", "model", "variant", "median", "min", "max", "unit"]
     assert lines[3] == ""
     assert len(lines) == 3 + 1 + 1 + len(AIMS)
 
@@ -88,7 +88,7 @@ def test_a_pipe_gets_both_tables_and_no_progress(capfd):
 def test_a_suite_that_fails_is_named_and_the_others_are_shown(capfd):
     exit_code, out, err = bench(capfd, "transport", "startup")
     assert (exit_code, err) == (1, "leafsum: transport failed: transport broke\n")
-    assert "startup  B" in out
+    assert "startup  -      B" in out
 
 
 def test_flags_reach_the_suites(measured, capfd):
@@ -97,8 +97,18 @@ def test_flags_reach_the_suites(measured, capfd):
     ((_, options),) = measured
     assert (options.rank_counts, options.settings.threads, options.settings.exchange) == ((1, 3), 2, "slots")
     assert options.shapes == (Shape(16, 32), Shape(64, 16))
-    assert (options.model_name, options.with_transformers) == ("tiny", False)
-    assert (options.model_dir / "config.json").exists()
+    ((name, folder),) = [(model.name, model.folder) for model in options.models]
+    assert (name, options.with_transformers) == ("tiny", False)
+    assert (folder / "config.json").exists()
+
+
+@pytest.mark.parametrize("families", [FAMILIES, FAMILIES[1:], FAMILIES[::-1]])
+def test_of_the_models_made_for_bench_some_can_be_chosen(families, measured, capfd):
+    flags = [word for family in families for word in ("--family", family)]
+    assert bench(capfd, "decode", "--requests", "7", *flags)[0] == 0
+    ((_, options),) = measured
+    assert options.models == tuple(BenchModel(family) for family in FAMILIES if family in families)
+    assert options.num_requests == 7
 
 
 @pytest.mark.parametrize(
@@ -113,6 +123,9 @@ def test_flags_reach_the_suites(measured, capfd):
         (("--gather-ranks", "2,2"), "--gather-ranks: expected every number once, found '2,2'"),
         (("--shape", "2560"), "--shape: expected INxOUT, such as 2560x12288, found '2560'"),
         (("--dtype", "int8"), "--dtype"),
+        (("--requests", "0"), "--requests"),
+        (("--family", "qwen5"), "'qwen5' is not one of 'qwen3_moe', 'qwen4_exp'"),
+        (("--family", "qwen4_exp", "--model", "tiny"), "--family: expected no --model beside it"),
         (("--model", "no/such/folder"), "there is no folder"),
     ],
 )

@@ -57,10 +57,18 @@ def test_a_variant_may_have_several_figures():
     assert median_of(series, "second", "ms, p95") == 2.0
 
 
+def test_the_model_is_told_and_kept():
+    stages = []
+    (series,) = Rounds(1, stages.append).run("decode", [Variant("A", lambda: {"s": 1.0})], "qwen4_exp")
+    assert series.model == "qwen4_exp"
+    assert stages == ["decode, qwen4_exp: warm-up: A", "decode, qwen4_exp: round 1 of 1: A"]
+
+
 def test_a_series_says_median_and_spread_with_all_samples():
     found = Series("suite", "A", "s", (4.0, 1.0, 2.0)).to_dict()
     assert found == {
         "suite": "suite",
+        "model": "",
         "variant": "A",
         "figure": "s",
         "median": 2.0,
@@ -82,7 +90,7 @@ def test_a_percentile_is_one_of_the_values(values, percent, expected):
 def test_an_aim_gets_its_word_on_either_side_of_its_bound():
     by_key = {aim.key: aim for aim in AIMS}
     assert len(by_key) == len(AIMS)
-    more, less = by_key["decode"], by_key["help"]
+    more, less = by_key["decode qwen4_exp"], by_key["help"]
     assert [more.word(value) for value in (2.99, 3.0, None)] == ["miss", "pass", "not measured"]
     assert [less.word(value) for value in (0.29, 0.3, None)] == ["pass", "miss", "not measured"]
 
@@ -94,10 +102,15 @@ def test_every_aim_is_judged_measured_or_not():
 
 
 def test_tables_align_and_hold_every_series_and_aim():
-    results = Results(series=[Series("startup", "leafsum --help", "s", (0.25, 0.125))], values={"help": 0.1875})
+    series = [
+        Series("decode", "leafsum, tp 1", "tokens/s", (30.0, 40.0), "qwen4_exp"),
+        Series("startup", "leafsum --help", "s", (0.25, 0.125)),
+    ]
+    results = Results(series=series, values={"help": 0.1875})
     assert list(measured(results).plain()) == [
-        "suite    variant         median    min   max  unit",
-        "startup  leafsum --help   0.188  0.125  0.25  s",
+        "suite    model      variant         median    min   max  unit",
+        "decode   qwen4_exp  leafsum, tp 1       35     30    40  tokens/s",
+        "startup  -          leafsum --help   0.188  0.125  0.25  s",
     ]
     lines = list(aims(results).plain())
     assert len(lines) == 1 + len(AIMS)

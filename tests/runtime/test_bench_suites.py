@@ -18,16 +18,18 @@ from leafsum.ranks.checkpoint import Checkpoint
 from leafsum.ranks.configs.load import load_spec
 from leafsum.ranks.sizes import expected_tensors
 from leafsum.ranks.tiny import ensure_tiny
-from leafsum.runtime.bench import generation, kernels, startup, transport
+from leafsum.runtime.bench import blocks, generation, kernels, peer, startup, transport
 from leafsum.runtime.bench import helper as helper_module
+from leafsum.runtime.bench.aims import AIMS
 from leafsum.runtime.bench.helper import Helper
-from leafsum.runtime.bench.model import CONFIG, write_model
-from leafsum.runtime.bench.options import BenchOptions, Shape
+from leafsum.runtime.bench.model import CONFIGS, write_model
+from leafsum.runtime.bench.options import FAMILIES, BenchModel, BenchOptions, Shape
 from leafsum.runtime.bench.results import Results
-from leafsum.runtime.bench.rounds import Rounds
+from leafsum.runtime.bench.rounds import Rounds, Variant
 from leafsum.runtime.run_folder import lock_of, remove_abandoned
 from leafsum.runtime.sampling import Completion
 from leafsum.runtime.settings import Settings
+from leafsum.runtime.witness import Progress
 from processes import all_gone, wait_until
 
 
@@ -35,14 +37,14 @@ from processes import all_gone, wait_until
 def options():
     return BenchOptions(
         settings=Settings(threads=1),
-        model_dir=ensure_tiny(),
-        model_name="tiny",
+        models=(BenchModel("tiny", ensure_tiny()),),
         shapes=(Shape(64, 48), Shape(32, 16)),
         num_rows=3,
         rank_counts=(1, 2),
         with_transformers=False,
         prompt_tokens=8,
         new_tokens=4,
+        num_requests=1,
         long_prompt_tokens=16,
         gather_bytes=10240,
         gather_ranks=(4,),
@@ -60,69 +62,157 @@ def measure(suite, names, options):
 
 def test_kernels(options):
     results = measure(kernels, ["kernels"], options)
-    assert [(series.variant, series.figure) for series in results.series[-6:]] == [
+    assert [(series.variant, series.figure) for series in results.series[4:]] == [
         ("linear 1 row, 64x48, bfloat16", "GB/s"),
         ("linear 1 row, 32x16, bfloat16", "GB/s"),
+        ("deltanet 1,024 rows", "tokens/s"),
+        ("deltanet 1 row, its state", "us a row"),
+        ("deltanet 1 row, its state", "GB/s"),
+        ("causal_conv 1,024 rows, 10,240 channels", "tokens/s"),
+        ("causal_conv 1 row, 10,240 channels", "us a row"),
+        ("mixer 1,024 rows, 4 streams", "tokens/s"),
+        ("mixer 1 row, 4 streams", "us a row"),
+        ("select_keys 1 row, 32,768 keys", "us a row"),
+        ("select_keys 64 rows, 32,768 keys", "us a row"),
         ("linear 3 rows, 64x48, bfloat16", "GFLOP/s"),
         ("torch matmul 3 rows, 64x48, float32", "GFLOP/s"),
         ("linear 3 rows, 32x16, bfloat16", "GFLOP/s"),
         ("torch matmul 3 rows, 32x16, float32", "GFLOP/s"),
     ]
-    assert set(results.values) == {"linear_1_row"}, "an aim of 256 rows says nothing of 3"
+    assert set(results.values) == {"linear_1_row", "deltanet_1_row"}, "an aim of 256 rows says nothing of 3"
 
 
-def test_kernels_at_the_rows_of_the_aim(options):
+def test_kernels_at_the_rows_of_the_aim(options, monkeypatch):
+    deltanet = Variant(blocks.DELTANET_ROW, lambda: {"GB/s": 1.0})
+    monkeypatch.setattr(blocks, "variants", lambda _: [deltanet])
     results = measure(kernels, ["kernels"], replace(options, num_rows=256, shapes=options.shapes[:1]))
-    assert set(results.values) == {"linear_1_row", "linear_256_rows"}
+    assert set(results.values) == {"linear_1_row", "deltanet_1_row", "linear_256_rows"}
 
 
 def test_decode_and_prompt_take_turns_on_the_same_pools(options):
-    results = measure(generation, ["decode", "prompt"], replace(options, new_tokens=64))
-    assert [(series.suite, series.variant, series.figure) for series in results.series] == [
-        ("decode", "leafsum, tp 1, 1 thread a rank", "tokens/s"),
-        ("decode", "leafsum, tp 2, 1 thread a rank", "tokens/s"),
-        ("decode", "leafsum, tp 2, 1 thread a rank", "% in transport calls"),
-        ("decode", "leafsum, tp 2, 1 thread a rank", "% in exchanges"),
-        ("prompt", "leafsum, tp 1, 1 thread a rank", "tokens/s"),
-        ("prompt", "leafsum, tp 2, 1 thread a rank", "tokens/s"),
+    results = measure(generation, ["decode", "prompt"], replace(options, new_tokens=64, num_requests=3))
+    one, two = (f"leafsum, tp {tp}, 1 thread a rank" for tp in (1, 2))
+    assert [(series.suite, series.model, series.variant, series.figure) for series in results.series] == [
+        ("decode", "tiny", one, "tokens/s"),
+        ("decode", "tiny", two, "tokens/s"),
+        ("decode", "tiny", two, "% in transport calls"),
+        ("decode", "tiny", two, "% in exchanges"),
+        ("decode", "tiny", f"{one}, 3 requests", "tokens/s"),
+        ("decode", "tiny", f"{two}, 3 requests", "tokens/s"),
+        ("decode", "tiny", f"{two}, 3 requests", "% in transport calls"),
+        ("decode", "tiny", f"{two}, 3 requests", "% in exchanges"),
+        ("prompt", "tiny", one, "tokens/s"),
+        ("prompt", "tiny", two, "tokens/s"),
     ]
-    assert set(results.values) == {"exchange"}
+    ((key, share),) = results.values.items()
+    assert key == f"exchange {load_spec(ensure_tiny()).family}"
     calls, exchanges = (series.median for series in results.series[2:4])
-    assert calls < exchanges == results.values["exchange"] < 100
+    assert calls < exchanges == share < 100
 
 
-def test_ratios_are_to_the_better_transformers(options, monkeypatch):
-    rates = {"leafsum, tp 1, 1 thread a rank": 30.0, "float32": 20.0, "bfloat16": 10.0}
+def subject(name, rate):
+    return generation.Subject(lambda _: (name, lambda: {"tokens/s": rate}))
 
-    def subject(name):
-        return generation.Subject(name, lambda: {"tokens/s": rates[name]}, lambda: {"tokens/s": rates[name]})
 
-    monkeypatch.setattr(generation, "_open_pool", lambda *_: subject("leafsum, tp 1, 1 thread a rank"))
-    monkeypatch.setattr(generation, "_open_helpers", lambda *_: {"float32": None, "bfloat16": None})
-    monkeypatch.setattr(generation, "_peer", lambda dtype, *_: subject(dtype))
-    results = measure(generation, ["decode", "prompt"], replace(options, rank_counts=(1,)))
-    assert results.values == {"decode": 1.5, "prompt": 1.5}
+def test_ratios_are_to_transformers_and_of_a_family(options, monkeypatch, tmp_path):
+    """Of one request, of the first rank count: the rates of several at once would make another ratio."""
+    rates = {"tp 1": 30.0, "tp 2": 100.0}
+    monkeypatch.setattr(generation, "_open_pool", lambda *words: subject(f"tp {words[-1]}", rates[f"tp {words[-1]}"]))
+    monkeypatch.setattr(generation, "_open_peers", lambda *_: [subject("transformers", 20.0)])
+    monkeypatch.setattr(generation, "AIM_TP", 3)
+    for family in FAMILIES:
+        (tmp_path / family).mkdir()
+        write_small(family, tmp_path / family)
+    models = tuple(BenchModel(f"a {family}", tmp_path / family) for family in FAMILIES)
+    results = measure(generation, ["decode", "prompt"], replace(options, models=models, num_requests=2))
+    assert results.values == {
+        "decode qwen3_moe": 1.5,
+        "prompt qwen3_moe": 1.5,
+        "decode qwen4_exp": 1.5,
+        "prompt qwen4_exp": 1.5,
+    }
+    assert set(results.values) < {aim.key for aim in AIMS}
+    assert [series.model for series in results.series] == ["a qwen3_moe"] * 9 + ["a qwen4_exp"] * 9
+
+
+def test_several_requests_make_half_the_tokens_and_everybody_gets_the_same(options):
+    one, several = generation._works("decode", 259, replace(options, num_requests=3))
+    assert [len(ids) for ids in several.prompts] == [8] * 3
+    assert several.prompts[0] == one.prompts[0] != several.prompts[1]
+    assert (one.new_tokens, several.new_tokens) == (4, 2)
+    (prompt,) = generation._works("prompt", 259, options)
+    assert (len(prompt.prompts), prompt.num_prompt_tokens, prompt.new_tokens) == (1, 16, 1)
+
+
+class SteppingPool:
+    """Two requests: the first has two tokens before the second's prompt is done."""
+
+    settings = Settings()
+
+    def generate(self, prompts, _sampling, on_progress):
+        for done, tokens in [(4, 0), (4, 1), (6, 2), (8, 3), (8, 4), (8, 5), (8, 6), (8, 6)]:
+            on_progress(Progress(0, len(prompts), done, tokens))
+        return []
+
+
+def test_a_rate_begins_where_every_request_has_a_token(monkeypatch):
+    clock = iter(range(100))
+    monkeypatch.setattr(generation.time, "perf_counter", lambda: next(clock))
+    work = generation.Work("decode", ", 2 requests", [[1] * 4] * 2, 3)
+    times = generation._run(SteppingPool(), work)
+    assert (times.first_s, times.last_s, times.tokens_after_first) == (2, 5, 3)
+    assert generation._decode(SteppingPool(), work) == {"tokens/s": 1.0}
+    assert generation._peer_rate({"decode_s": 2.0, "prompt_s": 4.0}, work) == {"tokens/s": 2.0}
+    assert generation._peer_rate({"decode_s": 0.0, "prompt_s": 4.0}, replace(work, suite="prompt")) == {"tokens/s": 2.0}
 
 
 def test_without_transformers_there_is_a_note(options, monkeypatch):
     monkeypatch.setattr(generation, "find_spec", lambda _: None)
-    results = Results()
-    with ExitStack() as stack:
-        wanted = replace(options, with_transformers=True)
-        assert generation._open_helpers(stack, ensure_tiny(), wanted, results) == {}
+    monkeypatch.setattr(generation, "_open_pool", lambda *_: subject("leafsum", 1.0))
+    results = measure(generation, ["prompt"], replace(options, with_transformers=True, rank_counts=(1,)))
     assert results.notes == ["transformers is not installed here: nothing to compare decode and prompt with"]
+    assert [series.variant for series in results.series] == ["leafsum"]
 
 
 @pytest.mark.skipif(find_spec("transformers") is None, reason="transformers is not installed")
-def test_transformers_writes_what_a_pool_writes():
-    prompt_ids = [72, 105, 32, 116]
-    with WorkerPool(model="tiny", dtype="float32", threads=1) as pool:
-        (completion,) = pool.generate([prompt_ids], SamplingParams(max_tokens=6, ignore_eos=True))
-    folder = str(ensure_tiny())
-    with Helper("transformers", "leafsum.runtime.bench.peer", [folder, "float32", "1"]) as helper:
-        answer = helper.ask({"prompt_ids": prompt_ids, "new_tokens": 6})
-    assert answer["token_ids"] == list(completion.token_ids)
+def test_transformers_writes_what_a_pool_writes(tmp_path):
+    prompts = [[72, 105, 32, 116], [1, 2, 3, 4]]
+    write_small("qwen4_exp", tmp_path)
+    with WorkerPool(model=str(tmp_path), dtype="float32", threads=1) as pool:
+        completions = pool.generate(prompts, SamplingParams(max_tokens=6, ignore_eos=True))
+    with Helper("transformers", "leafsum.runtime.bench.peer", [str(tmp_path), "1"]) as helper:
+        question = {"prompts": prompts, "new_tokens": 6}
+        dtype, code = helper.ask(question)["way"].split(", ")
+        assert dtype in peer.DTYPES
+        assert code in peer.EXPERT_CODES
+        answer = helper.ask(question | {"way": "float32, eager"})
+    assert answer["token_ids"] == [list(completion.token_ids) for completion in completions]
     assert min(answer["prompt_s"], answer["decode_s"]) > 0
+
+
+class TimedPeer(peer.Peer):
+    """Whose ways take what `taken_s` says, the first two times a second more."""
+
+    def __init__(self, taken_s):
+        self.taken_s, self.asked = taken_s, []
+
+    def complete(self, prompts, new_tokens, way):
+        self.asked.append((way, len(prompts[0]), new_tokens))
+        is_slow = sum(asked == way for asked, _, _ in self.asked) <= 2
+        return {figure: time_s + is_slow for figure, time_s in self.taken_s[way].items()}
+
+
+def test_the_fastest_way_is_that_of_the_work_and_no_hopeless_one_is_tried_twice():
+    names = ["float32, grouped_mm", "float32, eager", "bfloat16, grouped_mm", "bfloat16, eager"]
+    decode_s, prompt_s = [2.0, 1.5, 9.0, 9.0], [1.0, 2.0, 1.5, 9.0]
+    ways = {
+        name: {"decode_s": decode, "prompt_s": prompt}
+        for name, decode, prompt in zip(names, decode_s, prompt_s, strict=True)
+    }
+    assert TimedPeer(ways).answer([[1] * 500], 64) == {"way": "float32, eager"}
+    tried = TimedPeer(ways)
+    assert tried.answer([[1] * 500], 1) == {"way": "float32, grouped_mm"}
+    assert tried.asked == [(name, 128, 1) for name in [*names, *3 * names[:3]]]
 
 
 def test_transport(options):
@@ -162,11 +252,10 @@ class FailingPool:
 
 
 def test_a_request_that_fails_alone_fails_the_suite():
-    text = "the request that is measured failed at tp 1: not finite from layer 0 on"
-    with pytest.raises(LeafsumError, match=text):
-        generation._decode(FailingPool(), [1], 4)
-    with pytest.raises(LeafsumError, match=text):
-        generation._token_times_s(FailingPool(), [1], 1)
+    work = generation.Work("decode", "", [[1]], 4)
+    for measure_once in (generation._decode, generation._prompt):
+        with pytest.raises(LeafsumError, match="request that is measured failed at tp 1: not finite from layer 0 on"):
+            measure_once(FailingPool(), work)
 
 
 @pytest.fixture
@@ -266,13 +355,27 @@ serve_lines(start)
         assert [helper.ask({"number": number})["twice"] for number in (1, 2)] == [2, 4]
 
 
-def test_the_model_can_be_served_and_is_the_same_every_time(tmp_path):
-    config = CONFIG | {"vocab_size": 64, "num_hidden_layers": 1, "num_experts": 4, "num_experts_per_tok": 2}
+def write_small(family, folder):
+    """Of the same form as the model made for bench."""
+    write_model(folder, CONFIGS[family] | {"vocab_size": 128, "num_experts": 16, "ngram_vocab_size_base": 64})
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_model_can_be_served_and_is_the_same_every_time(family, tmp_path):
     folders = [tmp_path / "first", tmp_path / "second"]
     for folder in folders:
         folder.mkdir()
-        write_model(folder, config)
-    checkpoint = Checkpoint.open(folders[0])
-    checkpoint.check(expected_tensors(load_spec(folders[0]), checkpoint.entries))
+        write_small(family, folder)
+    spec, checkpoint = load_spec(folders[0]), Checkpoint.open(folders[0])
+    assert spec.family == family
+    checkpoint.check(expected_tensors(spec, checkpoint.entries))
     first, second = [(folder / "model.safetensors").read_bytes() for folder in folders]
     assert first == second
+
+
+def test_flash_next_has_every_kind_of_block():
+    assert tuple(CONFIGS) == FAMILIES
+    config = CONFIGS["qwen4_exp"]
+    assert set(config["layer_types"]) == {"linear_attention", "full_attention"}
+    assert config["ple_layer_ids"]
+    assert config["indexer_budget"] <= 128, "decode, at positions from 128 on, is to choose keys"
