@@ -9,7 +9,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from .ngram_tables import padded_rows
-from .spec import ATTENTION, DELTANET, ROLLBACK_ROWS, ROWS_PER_BORDER, ModelSpec, num_ring_rows
+from .spec import ATTENTION, DELTANET, DELTANET_RING_ROWS, NUM_BORDER_STATES, ModelSpec, num_ring_rows
 
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 FP32_BYTES = BYTES["float32"]
@@ -20,8 +20,6 @@ REPLICATED_PARTS = ("embedding", "router", "dense", "indexer", "hyper_connection
 are split, experts are placed."""
 MAPPED_PARTS = ("ngram_table",)
 """Parts that no rank holds: the file is mapped into memory, once for all ranks, and the rows asked for are read."""
-
-NUM_BORDER_STATES = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,8 +128,7 @@ def state_bytes_per_slot(spec: ModelSpec, rank: int, num_ranks: int, dtype: str)
         ring = num_ring_rows(spec.indexer.block_size) * spec.indexer.head_dim * FP32_BYTES
         parts["indexer"] = len(spec.layers_of(ATTENTION)) * ring
     if spec.ngram is not None:
-        look_back = (spec.ngram.conv_taps - 1) * spec.ngram.conv_dilation + 1
-        ring = num_ring_rows(look_back) * spec.residual_size * FP32_BYTES
+        ring = num_ring_rows(spec.ngram.conv_reach) * spec.residual_size * FP32_BYTES
         parts["ngram"] = len(spec.ngram.layers) * (ring + num_ring_rows(spec.ngram.ngram_size) * TOKEN_BYTES)
     return parts
 
@@ -139,13 +136,14 @@ def state_bytes_per_slot(spec: ModelSpec, rank: int, num_ranks: int, dtype: str)
 def _deltanet_state(spec: ModelSpec, rank: int, num_ranks: int, dtype: str) -> int:
     delta = spec.deltanet
     assert delta is not None
-    key_width = len(delta.key_heads(rank, num_ranks)) * delta.key_dim
+    num_key_heads = len(delta.key_heads(rank, num_ranks))
     num_heads = len(delta.value_heads(rank, num_ranks))
     value_width = num_heads * delta.value_dim
     states = NUM_BORDER_STATES * value_width * delta.key_dim
-    num_rows = ROWS_PER_BORDER + ROLLBACK_ROWS
-    rings = num_rows * (value_width + num_heads) + num_ring_rows(delta.conv_taps) * (2 * key_width + value_width)
-    return (states + rings) * FP32_BYTES + num_rows * key_width * BYTES[dtype]
+    num_rows = DELTANET_RING_ROWS
+    rings = num_rows * (value_width + num_heads)
+    conv = num_ring_rows(delta.conv_taps) * delta.num_channels(num_key_heads, num_heads)
+    return (states + rings + conv) * FP32_BYTES + num_rows * num_key_heads * delta.key_dim * BYTES[dtype]
 
 
 def _counts(spec: ModelSpec, share: Share) -> dict[str, Count]:
@@ -183,7 +181,7 @@ def _deltanet(spec: ModelSpec, share: Share) -> Count:
         return Count()
     num_layers, num_heads = len(spec.layers_of(DELTANET)), share.num_value_heads
     value_width = num_heads * delta.value_dim
-    channels = 2 * share.num_key_heads * delta.key_dim + value_width
+    channels = delta.num_channels(share.num_key_heads, num_heads)
     linear = channels + value_width + 2 * num_heads + value_width  # q k v, z, b and a, output
     return Count(num_layers * linear * spec.hidden_size, num_layers * (channels * delta.conv_taps + 2 * num_heads))
 

@@ -146,10 +146,10 @@ def round_to_fp32(exact: Decimal | Fraction) -> float:
     return float(round(value / unit) * unit)
 
 
-def attention_scale(head_dim: int) -> float:
-    """head_dim^-0.5, rounded once."""
+def inverse_sqrt(size: int) -> float:
+    """size^-0.5, rounded once to FP32."""
     with localcontext(prec=DIGITS):
-        return round_to_fp32(1 / Decimal(head_dim).sqrt())
+        return round_to_fp32(1 / Decimal(size).sqrt())
 
 
 def frequencies(rope: RopeSpec, rotary_dim: int) -> list[float]:

@@ -41,13 +41,17 @@ ROLLBACK_ROWS = 64
 """A request may go back by so many rows, and go on from there.
 
 Counted from the furthest position that it has come to, not from where it stands after going back before: two border
-states of DeltaNet are kept, and the last 128 rows. Position 0 can always be gone back to: there nothing is read.
+states of DeltaNet are kept, and rings hold no more rows. Position 0 can always be gone back to: there nothing is read.
 """
+
+
+NUM_BORDER_STATES = 2
+DELTANET_RING_ROWS = ROWS_PER_BORDER + ROLLBACK_ROWS
 
 
 def num_ring_rows(num_rows: int) -> int:
     """Positions that a ring keeps, for a block that reads the last num_rows, its own included."""
-    return max(ROWS_PER_BORDER + ROLLBACK_ROWS, num_rows + ROLLBACK_ROWS)
+    return num_rows + ROLLBACK_ROWS
 
 
 def num_head_leaves(num_heads: int) -> int:
@@ -87,8 +91,9 @@ class DeltaNetSpec:
     def heads_per_key_head(self) -> int:
         return self.num_value_heads // self.num_key_heads
 
-    def leaves(self, rank: int, num_ranks: int) -> range:
-        return contiguous_share(self.num_leaves, rank, num_ranks)
+    def num_channels(self, num_key_heads: int, num_value_heads: int) -> int:
+        """Of the convolution: q, k and v of so many heads."""
+        return 2 * num_key_heads * self.key_dim + num_value_heads * self.value_dim
 
     def value_heads(self, rank: int, num_ranks: int) -> range:
         return share_of_heads(self.num_value_heads, rank, num_ranks)
@@ -147,6 +152,11 @@ class NgramSpec:
     def conv_dilation(self) -> int:
         return self.ngram_size
 
+    @property
+    def conv_reach(self) -> int:
+        """Positions that the convolution reads, the row's own included."""
+        return (self.conv_taps - 1) * self.conv_dilation + 1
+
 
 @dataclass(frozen=True, slots=True)
 class ModelSpec:
@@ -192,9 +202,14 @@ class ModelSpec:
         return num_head_leaves(self.num_heads)
 
     @property
+    def num_streams(self) -> int:
+        """Of the residual: several with hyper-connections."""
+        return self.hyper.num_streams if self.hyper else 1
+
+    @property
     def residual_size(self) -> int:
         """Elements of a residual row: all streams."""
-        return self.hidden_size * (self.hyper.num_streams if self.hyper else 1)
+        return self.hidden_size * self.num_streams
 
     def layers_of(self, kind: str) -> tuple[int, ...]:
         return tuple(layer for layer, each in enumerate(self.layer_kinds) if each == kind)
@@ -202,9 +217,6 @@ class ModelSpec:
     @property
     def expert_layers(self) -> tuple[int, ...]:
         return tuple(sorted(set(range(self.num_layers)).difference(self.dense_layers)))
-
-    def attention_leaves(self, rank: int, num_ranks: int) -> range:
-        return contiguous_share(self.num_attention_leaves, rank, num_ranks)
 
     def heads(self, rank: int, num_ranks: int) -> range:
         """The query heads a rank computes; may be empty."""

@@ -110,11 +110,12 @@ class Weights:
         if not self.has(name):
             return
         found = self.reader.integers(self.prefix + name)
-        if found != tuple(expected):
-            raise ModelError(
-                f"tensor {self.prefix}{name}: expected {list(expected)}, as config.json has it, found {list(found)}. "
-                "These weights were made with other hashes, and would be read at wrong rows"
-            )
+        for place, (value, number) in enumerate(zip(expected, found, strict=True)):
+            if value != number:
+                raise ModelError(
+                    f"tensor {self.prefix}{name}, place {place}: expected {value}, as config.json has it, found "
+                    f"{number}: tables would be read at wrong rows. Fetch config.json and weights of one release"
+                )
 
     def linear(self, name: str, rows: Part | None = None, columns: Part | None = None) -> torch.Tensor:
         return self.reader.linear(self.prefix + name, rows, columns)

@@ -27,7 +27,7 @@ END_ID = 1
 NEGATIVE_ZERO_ID, TINY_ID = 7, 8
 """Tokens whose embedding is -0.0, and subnormal."""
 LENGTHS = (135, 1, 2, 3, 67)
-"""Of the prompts: over DeltaNet's borders at 64 and 128, over the indexer's budget of 16 keys, and shorter than a convolution."""
+"""Of the prompts: over DeltaNet's borders and the indexer's budget, or shorter than a convolution."""
 
 
 def tokens_of(name: str, length: int) -> list[int]:

@@ -12,18 +12,18 @@ from .. import ops
 from ..context import RankContext
 from ..linear import Linear
 from ..memory import BlockMemory, KVPages, MemorySizes
-from ..rope import attention_scale
+from ..rope import inverse_sqrt
 from ..rows import StepRows
 from ..spec import ModelSpec
 from ..weights import Part, Weights
 from .indexer import Indexer
 from .norm import RMSNorm
 from .rotary import Rotary
-from .row_split import RowSplitOutput
+from .row_split import RowSplitOutput, SplitHeads
 
 
 @dataclass(slots=True)
-class OwnHeads:
+class AttentionHeads:
     """The heads that one rank owns, and their keys and values.
 
     projection: queries, their gates where the family has them, keys and values as one wide linear of [heads * D |
@@ -44,7 +44,7 @@ class OwnHeads:
     pages: KVPages = field(init=False)
 
     @classmethod
-    def load(cls, weights: Weights, spec: ModelSpec, rotary: Rotary, context: RankContext) -> OwnHeads:
+    def load(cls, weights: Weights, spec: ModelSpec, rotary: Rotary, context: RankContext) -> AttentionHeads:
         heads = spec.heads(context.rank, context.num_ranks)
         kv_heads = spec.kv_heads(context.rank, context.num_ranks)
         return cls(
@@ -56,7 +56,7 @@ class OwnHeads:
             num_kv_heads=len(kv_heads),
             head_dim=spec.head_dim,
             has_gate=spec.query_gate,
-            scale=attention_scale(spec.head_dim),
+            scale=inverse_sqrt(spec.head_dim),
             indexer=Indexer.load(weights.under("indexer."), spec, spec.indexer, rotary) if spec.indexer else None,
         )
 
@@ -108,31 +108,13 @@ def _projection(weights: Weights, spec: ModelSpec, heads: range, kv_heads: Seque
     return Linear.wide(weight, joined([weights.fp32(f"{name}bias", rows=rows) for name, rows in parts]))
 
 
-@dataclass(frozen=True, slots=True)
-class Attention:
-    """`own` is None on a rank without heads."""
-
-    own: OwnHeads | None
-    output: RowSplitOutput
-
-    @classmethod
-    def load(
-        cls, weights: Weights, spec: ModelSpec, rotary: Rotary, exchange: Exchange, context: RankContext
-    ) -> Attention:
-        heads = spec.heads(context.rank, context.num_ranks)
-        own_leaves = spec.attention_leaves(context.rank, context.num_ranks)
-        columns = (heads.start * spec.head_dim, heads.stop * spec.head_dim)
-        return cls(
-            own=OwnHeads.load(weights, spec, rotary, context) if heads else None,
-            output=RowSplitOutput.load(
-                weights.under("o_proj."), columns, own_leaves, spec.num_attention_leaves, exchange, spec.attention_bias
-            ),
-        )
-
-    def allocate(self, sizes: MemorySizes) -> list[BlockMemory]:
-        return self.own.allocate(sizes) if self.own is not None else []
-
-    def __call__(self, x: torch.Tensor, rows: StepRows) -> torch.Tensor:
-        """F32 [M, H] -> F32 [M, H], equal on every rank; the rows' keys and values are stored on the way."""
-        heads = None if self.own is None else self.own(x, rows)
-        return self.output(heads, *x.shape)
+def load_attention(
+    weights: Weights, spec: ModelSpec, rotary: Rotary, exchange: Exchange, context: RankContext
+) -> SplitHeads:
+    """The rows' keys and values are stored on the way."""
+    heads = spec.heads(context.rank, context.num_ranks)
+    columns = (heads.start * spec.head_dim, heads.stop * spec.head_dim)
+    return SplitHeads(
+        own=AttentionHeads.load(weights, spec, rotary, context) if heads else None,
+        output=RowSplitOutput.load(weights.under("o_proj."), columns, exchange, has_bias=spec.attention_bias),
+    )

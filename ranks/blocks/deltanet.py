@@ -13,14 +13,11 @@ from ..context import RankContext
 from ..linear import Linear
 from ..memory import BlockMemory, MemorySizes
 from ..ops import Stored
-from ..rope import attention_scale
+from ..rope import inverse_sqrt
 from ..rows import StepRows
-from ..spec import ROLLBACK_ROWS, ROWS_PER_BORDER, DeltaNetSpec, ModelSpec, num_ring_rows
+from ..spec import DELTANET_RING_ROWS, NUM_BORDER_STATES, ROWS_PER_BORDER, DeltaNetSpec, ModelSpec, num_ring_rows
 from ..weights import Part, Weights
-from .row_split import RowSplitOutput
-
-RING_ROWS = ROWS_PER_BORDER + ROLLBACK_ROWS
-NUM_BORDERS = 2
+from .row_split import RowSplitOutput, SplitHeads
 
 
 class DeltaNetState(BlockMemory):
@@ -31,23 +28,19 @@ class DeltaNetState(BlockMemory):
     """
 
     def __init__(self, sizes: MemorySizes, spec: DeltaNetSpec, num_key_heads: int, num_heads: int) -> None:
-        num_slots, channels = sizes.num_slots, num_channels(spec, num_key_heads, num_heads)
-        self.states = torch.empty((num_slots, NUM_BORDERS, num_heads, spec.key_dim, spec.value_dim))
-        self.keys = Stored.of(sizes.empty(num_slots, NUM_BORDERS, num_key_heads, spec.key_dim, ROWS_PER_BORDER))
-        self.updates = torch.empty((num_slots, RING_ROWS, num_heads, spec.value_dim))
-        self.decays = torch.empty((num_slots, RING_ROWS, num_heads))
+        num_slots, channels = sizes.num_slots, spec.num_channels(num_key_heads, num_heads)
+        self.states = torch.empty((num_slots, NUM_BORDER_STATES, num_heads, spec.key_dim, spec.value_dim))
+        self.keys = Stored.of(sizes.empty(num_slots, NUM_BORDER_STATES, num_key_heads, spec.key_dim, ROWS_PER_BORDER))
+        self.updates = torch.empty((num_slots, DELTANET_RING_ROWS, num_heads, spec.value_dim))
+        self.decays = torch.empty((num_slots, DELTANET_RING_ROWS, num_heads))
         self.conv = torch.empty((num_slots, num_ring_rows(spec.conv_taps), channels))
 
     def of_slots(self) -> Sequence[torch.Tensor]:
         return self.states, self.keys.tensor, self.updates, self.decays, self.conv
 
 
-def num_channels(spec: DeltaNetSpec, num_key_heads: int, num_heads: int) -> int:
-    return 2 * num_key_heads * spec.key_dim + num_heads * spec.value_dim
-
-
 @dataclass(slots=True)
-class OwnHeads:
+class DeltaNetHeads:
     """The value heads that one rank owns, the key heads they use, and their state.
 
     wide: q, k, v, z as one wide linear; narrow: b and a as one narrow linear. conv [taps, channels of q, k and v].
@@ -67,7 +60,9 @@ class OwnHeads:
     state: DeltaNetState = field(init=False)
 
     @classmethod
-    def load(cls, weights: Weights, spec: ModelSpec, delta: DeltaNetSpec, heads: range, key_heads: range) -> OwnHeads:
+    def load(
+        cls, weights: Weights, spec: ModelSpec, delta: DeltaNetSpec, heads: range, key_heads: range
+    ) -> DeltaNetHeads:
         parts = _HeadRows(delta, heads, key_heads)
         head_rows = (heads.start, heads.stop)
         conv = torch.cat([weights.fp32("conv1d.weight", rows=rows) for rows in parts.of_channels()])
@@ -83,7 +78,7 @@ class OwnHeads:
             eps=spec.rms_norm_eps,
             key_index=torch.tensor([head // ratio - key_heads.start for head in heads], dtype=torch.int32),
             num_key_heads=len(key_heads),
-            scale=attention_scale(delta.key_dim),
+            scale=inverse_sqrt(delta.key_dim),
         )
 
     def allocate(self, sizes: MemorySizes) -> list[BlockMemory]:
@@ -153,33 +148,13 @@ class _HeadRows:
         return rows[first * dim : (first + len(self.heads)) * dim]
 
 
-@dataclass(frozen=True, slots=True)
-class DeltaNet:
-    """`own` is None on a rank without heads."""
-
-    own: OwnHeads | None
-    output: RowSplitOutput
-
-    @classmethod
-    def load(
-        cls, weights: Weights, spec: ModelSpec, delta: DeltaNetSpec, exchange: Exchange, context: RankContext
-    ) -> DeltaNet:
-        rank, num_ranks = context.rank, context.num_ranks
-        heads = delta.value_heads(rank, num_ranks)
-        key_heads = delta.key_heads(rank, num_ranks)
-        columns = (heads.start * delta.value_dim, heads.stop * delta.value_dim)
-        output = weights.under("out_proj.")
-        return cls(
-            own=OwnHeads.load(weights, spec, delta, heads, key_heads) if heads else None,
-            output=RowSplitOutput.load(
-                output, columns, delta.leaves(rank, num_ranks), delta.num_leaves, exchange, has_bias=False
-            ),
-        )
-
-    def allocate(self, sizes: MemorySizes) -> list[BlockMemory]:
-        return self.own.allocate(sizes) if self.own is not None else []
-
-    def __call__(self, x: torch.Tensor, rows: StepRows) -> torch.Tensor:
-        """F32 [M, H] -> F32 [M, H], equal on every rank."""
-        heads = None if self.own is None else self.own(x, rows)
-        return self.output(heads, *x.shape)
+def load_deltanet(
+    weights: Weights, spec: ModelSpec, delta: DeltaNetSpec, exchange: Exchange, context: RankContext
+) -> SplitHeads:
+    heads = delta.value_heads(context.rank, context.num_ranks)
+    key_heads = delta.key_heads(context.rank, context.num_ranks)
+    columns = (heads.start * delta.value_dim, heads.stop * delta.value_dim)
+    return SplitHeads(
+        own=DeltaNetHeads.load(weights, spec, delta, heads, key_heads) if heads else None,
+        output=RowSplitOutput.load(weights.under("out_proj."), columns, exchange, has_bias=False),
+    )

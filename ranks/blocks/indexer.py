@@ -11,7 +11,7 @@ from .. import ops
 from ..linear import Linear
 from ..memory import BlockMemory, MemorySizes
 from ..ops import Stored
-from ..rope import attention_scale
+from ..rope import inverse_sqrt
 from ..rows import StepRows
 from ..spec import IndexerSpec, ModelSpec, num_ring_rows
 from ..weights import Weights
@@ -59,7 +59,7 @@ class Indexer:
             key_norm=RMSNorm.load(weights, "k_layernorm", spec),
             rotary=rotary,
             spec=indexer,
-            scale=attention_scale(indexer.head_dim),
+            scale=inverse_sqrt(indexer.head_dim),
         )
 
     def allocate(self, sizes: MemorySizes) -> BlockMemory:

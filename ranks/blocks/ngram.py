@@ -14,7 +14,7 @@ from ..linear import Linear
 from ..mapped_table import MappedTable
 from ..memory import BlockMemory, MemorySizes
 from ..ngram_tables import multipliers, table_sizes
-from ..rope import attention_scale
+from ..rope import inverse_sqrt
 from ..rows import StepRows
 from ..sizes import table_names
 from ..spec import HyperSpec, ModelSpec, NgramSpec, num_ring_rows
@@ -33,9 +33,8 @@ class NgramState(BlockMemory):
     """
 
     def __init__(self, sizes: MemorySizes, ngram: NgramSpec, residual_size: int) -> None:
-        look_back = (ngram.conv_taps - 1) * ngram.conv_dilation + 1
         self.tokens = torch.empty((sizes.num_slots, num_ring_rows(ngram.ngram_size)), dtype=torch.int64)
-        self.conv = torch.empty((sizes.num_slots, num_ring_rows(look_back), residual_size))
+        self.conv = torch.empty((sizes.num_slots, num_ring_rows(ngram.conv_reach), residual_size))
 
     def of_slots(self) -> Sequence[torch.Tensor]:
         return self.tokens, self.conv
@@ -108,7 +107,7 @@ class NgramEmbedding:
             query_norm=norms[1],
             conv_norm=norms[2],
             conv=weights.fp32("conv1d.weight")[:, 0].T.contiguous(),
-            scale=attention_scale(spec.hidden_size),
+            scale=inverse_sqrt(spec.hidden_size),
             residual_size=spec.residual_size,
             num_streams=hyper.num_streams,
         )

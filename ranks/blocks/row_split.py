@@ -1,20 +1,48 @@
-"""The output projection of heads that ranks share: each computes the leaves of its heads, the exchange adds them."""
+"""A block whose heads ranks share: each computes the leaves of its heads, the exchange adds them."""
 
 from __future__ import annotations
 
 import functools
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 
 from ...collectives.exchange import Exchange
 from ..linear import RowSplitLinear
+from ..memory import BlockMemory, MemorySizes
+from ..rows import StepRows
 from ..weights import Part, Weights
+
+
+class OwnHeads(Protocol):
+    """What comes before the output projection, for the heads of one rank."""
+
+    def allocate(self, sizes: MemorySizes) -> list[BlockMemory]: ...
+
+    def __call__(self, x: torch.Tensor, rows: StepRows, /) -> torch.Tensor:
+        """F32 [M, H] -> F32 [M, own heads * D]."""
+
+
+@dataclass(frozen=True, slots=True)
+class SplitHeads:
+    """`own` is None on a rank without heads; such a rank only takes part in the exchange."""
+
+    own: OwnHeads | None
+    output: RowSplitOutput
+
+    def allocate(self, sizes: MemorySizes) -> list[BlockMemory]:
+        return self.own.allocate(sizes) if self.own is not None else []
+
+    def __call__(self, x: torch.Tensor, rows: StepRows) -> torch.Tensor:
+        """F32 [M, H] -> F32 [M, H], equal on every rank."""
+        heads = None if self.own is None else self.own(x, rows)
+        return self.output(heads, *x.shape)
 
 
 @dataclass(frozen=True, slots=True)
 class RowSplitOutput:
-    """`own` is None on a rank without heads; such a rank only takes part in the exchange. bias FP32 [H]."""
+    """The output projection. `own`: this rank's leaves of it, None where it has none. bias FP32 [H]."""
 
     own: RowSplitLinear | None
     own_leaves: range
@@ -23,12 +51,17 @@ class RowSplitOutput:
     exchange: Exchange
 
     @classmethod
-    def load(
-        cls, weights: Weights, columns: Part, own_leaves: range, num_leaves: int, exchange: Exchange, has_bias: bool
-    ) -> RowSplitOutput:
-        """`columns`: those of the rank's heads."""
-        own = RowSplitLinear.of(weights.linear("weight", columns=columns), len(own_leaves)) if own_leaves else None
-        return cls(own, own_leaves, num_leaves, weights.fp32("bias") if has_bias else None, exchange)
+    def load(cls, weights: Weights, columns: Part, exchange: Exchange, *, has_bias: bool) -> RowSplitOutput:
+        """`columns`: those of the rank's heads; its leaves are the ids that it owns in the exchange."""
+        ids = exchange.placement.ids_of(exchange.rank)
+        own = RowSplitLinear.of(weights.linear("weight", columns=columns), len(ids)) if ids else None
+        return cls(
+            own=own,
+            own_leaves=range(ids[0], ids[-1] + 1) if ids else range(0),
+            num_leaves=exchange.placement.tree.num_ids,
+            bias=weights.fp32("bias") if has_bias else None,
+            exchange=exchange,
+        )
 
     def __call__(self, heads: torch.Tensor | None, num_rows: int, hidden_size: int) -> torch.Tensor:
         """heads F32 [M, own heads * D], None on a rank that has none -> F32 [M, H], equal on every rank."""

@@ -9,18 +9,19 @@ from typing import Protocol
 import torch
 
 from ...collectives.exchange import Exchange
-from ..blocks.attention import Attention
-from ..blocks.deltanet import DeltaNet
+from ..blocks.attention import load_attention
+from ..blocks.deltanet import load_deltanet
 from ..blocks.dense import DenseMLP
 from ..blocks.embedding import Embedding
 from ..blocks.experts import Experts
 from ..blocks.head import Head
 from ..blocks.rotary import Rotary
+from ..blocks.row_split import SplitHeads
 from ..context import RankContext
 from ..memory import BlockMemory, MemorySizes, ModelMemory
 from ..rows import StepRows
 from ..sizes import HEAD, embedding_name
-from ..spec import DELTANET, ModelSpec
+from ..spec import ATTENTION, DELTANET, ModelSpec
 from ..weights import WeightReader, Weights
 from .causal import Residual, ResidualWatch
 
@@ -45,19 +46,22 @@ class Parts:
         self.context = context
         self.rotary = Rotary.of(spec)
         self.experts = context.expert_exchange(spec.num_experts, spec.top_k, has_shared=spec.shared_width > 0)
-        self.attention = context.head_exchange(spec.num_attention_leaves)
-        self.deltanet = context.head_exchange(spec.deltanet.num_leaves) if spec.deltanet else None
+        has_attention, has_deltanet = (kind in spec.layer_kinds for kind in (ATTENTION, DELTANET))
+        self.attention = context.head_exchange(spec.num_attention_leaves) if has_attention else None
+        self.deltanet = context.head_exchange(spec.deltanet.num_leaves) if has_deltanet and spec.deltanet else None
 
     def layer_weights(self, layer: int) -> Weights:
         return self.weights.under(f"layers.{layer}.")
 
-    def token_mixer(self, layer: int) -> Attention | DeltaNet:
+    def token_mixer(self, layer: int) -> SplitHeads:
         """The layer's first block, the one in which rows of a request meet."""
         weights, spec = self.layer_weights(layer), self.spec
         if spec.layer_kinds[layer] == DELTANET:
-            assert spec.deltanet is not None and self.deltanet is not None  # noqa: PT018 (one condition: the spec's)
-            return DeltaNet.load(weights.under("linear_attn."), spec, spec.deltanet, self.deltanet, self.context)
-        return Attention.load(weights.under("self_attn."), spec, self.rotary, self.attention, self.context)
+            assert spec.deltanet is not None
+            assert self.deltanet is not None
+            return load_deltanet(weights.under("linear_attn."), spec, spec.deltanet, self.deltanet, self.context)
+        assert self.attention is not None
+        return load_attention(weights.under("self_attn."), spec, self.rotary, self.attention, self.context)
 
     def mlp(self, layer: int) -> DenseMLP | Experts:
         weights = self.layer_weights(layer).under("mlp.")
@@ -113,8 +117,8 @@ class Decoder:
 
     def forward(self, rows: StepRows) -> Residual:
         residual = self.embedding(rows.token_ids)
-        if self.spec.hyper is not None:
-            residual = residual.repeat(1, self.spec.hyper.num_streams)
+        if self.spec.num_streams > 1:
+            residual = residual.repeat(1, self.spec.num_streams)
         watch = ResidualWatch(rows.positions, self.layer_digests)
         for layer in self.layers:
             residual = layer(residual, rows)

@@ -7,11 +7,10 @@ from dataclasses import dataclass
 import torch
 
 from .. import ops
-from ..blocks.attention import Attention
-from ..blocks.deltanet import DeltaNet
 from ..blocks.dense import DenseMLP
 from ..blocks.experts import Experts
 from ..blocks.norm import RMSNorm
+from ..blocks.row_split import SplitHeads
 from ..memory import BlockMemory, MemorySizes
 from ..rows import StepRows
 from .decoder import Family, FinalNorm, Parts
@@ -20,7 +19,7 @@ from .decoder import Family, FinalNorm, Parts
 @dataclass(frozen=True, slots=True)
 class PreNormLayer:
     token_mixer_norm: RMSNorm
-    token_mixer: Attention | DeltaNet
+    token_mixer: SplitHeads
     mlp_norm: RMSNorm
     mlp: DenseMLP | Experts
 

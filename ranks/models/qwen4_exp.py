@@ -7,12 +7,11 @@ from dataclasses import dataclass
 import torch
 
 from .. import ops
-from ..blocks.attention import Attention
-from ..blocks.deltanet import DeltaNet
 from ..blocks.dense import DenseMLP
 from ..blocks.experts import Experts
 from ..blocks.hyper import Mixer
 from ..blocks.ngram import NgramEmbedding
+from ..blocks.row_split import SplitHeads
 from ..memory import BlockMemory, MemorySizes
 from ..rows import StepRows
 from ..spec import HyperSpec
@@ -25,7 +24,7 @@ class HyperLayer:
 
     ngram: NgramEmbedding | None
     token_mixer_input: Mixer
-    token_mixer: Attention | DeltaNet
+    token_mixer: SplitHeads
     mlp_input: Mixer
     mlp: DenseMLP | Experts
 

@@ -209,7 +209,9 @@ def test_ids_that_end_a_text(
     assert spec.ngram.end_id == 8
 
 
-@pytest.mark.parametrize(("outer", "inner", "expected"), [(True, False, True), (..., True, False), (False, True, False)])
+@pytest.mark.parametrize(
+    ("outer", "inner", "expected"), [(True, False, True), (..., True, False), (False, True, False)]
+)
 def test_a_tied_head_is_what_the_whole_file_says(tmp_path: Path, outer: object, inner: bool, expected: bool) -> None:
     config = FLASH_NEXT | {"text_config": flash_next(tie_word_embeddings=inner), "tie_word_embeddings": outer}
     spec = spec_of(tmp_path, {name: value for name, value in config.items() if value is not ...})

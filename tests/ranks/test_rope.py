@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from leafsum.ranks.rope import RopeSpec, attention_factor, attention_scale, frequencies, round_to_fp32
+from leafsum.ranks.rope import RopeSpec, attention_factor, frequencies, inverse_sqrt, round_to_fp32
 from tiny_checkpoints import config_with
 from transformers import Qwen3MoeConfig, Qwen3NextConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
@@ -115,9 +115,9 @@ def test_attention_factor_is_rounded_once() -> None:
 
 
 @pytest.mark.parametrize("head_dim", [1, 2, 16, 80, 128, 192, 256])
-def test_attention_scale_is_rounded_once(head_dim: int) -> None:
+def test_inverse_sqrt_is_rounded_once(head_dim: int) -> None:
     with mpmath.workdps(50):
-        assert attention_scale(head_dim) == nearest_fp32(1 / mpmath.sqrt(head_dim))
+        assert inverse_sqrt(head_dim) == nearest_fp32(1 / mpmath.sqrt(head_dim))
 
 
 @settings(deadline=None, derandomize=True)

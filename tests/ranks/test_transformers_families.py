@@ -4,6 +4,7 @@ Each model reads a prompt in chunks and decodes rows one at a time, beside one o
 window of a convolution or n-gram. The tokens are those that the reference decodes greedily with its own memory.
 """
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -203,3 +204,14 @@ def test_logits_are_those_of_transformers(tmp_path: Path, family: str, case: str
     comparison = hold_against_reference(folder, family, options.get("wrapped", False), seed, int(end_ids[0]))
     left_out = f"{comparison.num_left_out} rows left out, {comparison.num_compared} compared"
     assert comparison.num_left_out <= (comparison.num_compared + comparison.num_left_out) / 4, left_out
+
+
+def test_the_first_end_id_of_the_text_config_alone_cuts_ngrams(tmp_path: Path) -> None:
+    """generation_config.json may name others, which end a text."""
+    folder = write_family(tmp_path, "qwen4_exp", 4, "float32", eos_token_id=[5, 7])
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [7, 9]}))
+    prompt = np.random.default_rng(8).integers(101, size=15).tolist()
+    prompt[3], prompt[7], prompt[11] = 7, 9, 5
+    reference = reference_run(load_reference(folder, model_class("qwen4_exp", wrapped=False)), prompt)
+    run = run_single(folder, [prompt], [_rows_between([prompt], [(0, len(prompt))])], "float32")
+    assert compare([reference], run.logits, TOLERANCE).num_left_out == 0

@@ -7,7 +7,7 @@ import pytest
 import torch
 from leafsum.ranks.configs.load import load_spec
 from model_runs import run_single, whole
-from reference_runs import Comparison, compare, load_reference, reference_run
+from reference_runs import ChoiceGaps, Comparison, compare, load_reference, reference_run
 from tiny_checkpoints import Tensors, write_checkpoint
 from transformers import Qwen3MoeForCausalLM
 
@@ -73,3 +73,14 @@ def test_near_ties_are_left_out_and_counted(tmp_path: Path) -> None:
     comparison = hold_against_reference(folder, 1)
     assert comparison.num_left_out > 0
     assert comparison.num_compared > 0
+
+
+def test_an_indexer_takes_the_lower_of_equal_blocks_and_says_how_near_it_was() -> None:
+    choices = ChoiceGaps(num_rows=4, num_indexers=1)
+    with choices.noted():
+        taken = [
+            torch.tensor(scores).topk(2, dim=0).indices.tolist() for scores in ([0.0, 3.0, 0.0], [4.0, 1.0, 3.0, 1.0])
+        ]
+        torch.tensor([5.0, 5.0, 5.0]).topk(2, dim=0)
+    assert taken == [[1, 0], [0, 2]]
+    assert choices.of_rows().tolist() == [torch.inf, torch.inf, 0.5, 0.0]

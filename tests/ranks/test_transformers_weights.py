@@ -6,6 +6,7 @@ indexer has no gradient, it only chooses: there a large change of one element ma
 
 import re
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -24,8 +25,15 @@ LEAST_MOVE = 1e-2
 CHANGE = 1.5
 CHANGE_OF_CHOICES = 12.0
 
-PROMPT = np.random.default_rng(5).integers(101, size=26).tolist()
+PROMPT = np.random.default_rng(5).integers(101, size=16).tolist()
 PROMPT[9] = 1  # an end id
+
+
+OPTIONS: dict[str, dict[str, Any]] = {
+    "qwen3_next": {"mlp_only_layers": [1]},
+    "qwen3_5_moe": {"attention_bias": True},
+    "qwen4_exp": {"indexer_budget": 8},
+}
 
 
 def kind_of(name: str) -> str:
@@ -51,7 +59,7 @@ def most_telling_elements(model: PreTrainedModel) -> dict[str, tuple[str, int]]:
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_kind_of_tensor_counts(tmp_path: Path, family: str) -> None:
-    folder = write_family(tmp_path, family, 3, **({"mlp_only_layers": [1]} if family == "qwen3_next" else {}))
+    folder = write_family(tmp_path, family, 3, **OPTIONS[family])
     model = load_reference(folder, model_class(family, wrapped=False))
     reference, stored = reference_run(model, PROMPT), load_file(folder / "model.safetensors")
     in_memory = as_stored(dict(model.state_dict()), model.config)
