@@ -148,7 +148,8 @@ def attention(
     """Row m, head h sees positions 0..row_num_keys[m]-1 of slot row_slots[m], through KV head kv_index[h].
 
     q [M, Hq, D]; page_table [slots, max_pages]; row_slots, row_num_keys [M]; kv_index [Hq]; -> [M, Hq, D].
-    selected [M, W], counts [M]: a row whose count is above zero sees the positions selected[m, :counts[m]] alone.
+    selected [M, W], counts [M]: a row whose count is above zero sees the positions selected[m, :counts[m]] alone; one
+    whose count is -1 becomes NaN.
     Segments of 256 keys, blocks of 64, by index: see docs/numerics.md.
     """
 
@@ -190,12 +191,12 @@ def select_keys(
     """q [M, heads, D], normed and rotated -> (selected [M, budget + block_size - 1], counts [M]).
 
     counts 0: the row sees every key. Else selected[m, :counts[m]] are the positions of its best blocks and of the
-    unfinished one, ascending.
+    unfinished one, ascending. counts -1: a score is NaN, and nothing can be chosen.
     """
 
 # Layers with a state. row_order [M] has the rows of one slot after another, positions ascending; run r is
-# row_order[run_ends[r - 1]:run_ends[r]], of slot run_slots[r], from position run_starts[r] on. Rings hold the last rows by
-# position (p % rows). What lies before position 0 is never read.
+# row_order[run_ends[r - 1]:run_ends[r]], of slot run_slots[r], from position run_starts[r] on. Rings hold the last rows
+# by position (p % rows). What lies before position 0 is never read.
 def causal_conv(
     x: F32,
     weight: F32,
@@ -230,8 +231,8 @@ def deltanet(
     """Gated DeltaNet in border form, before its output norm -> [M, Hv, Dv].
 
     qkv [M, 2 * Hk * Dk + Hv * Dv] after the convolution; b, a [M, Hv]; a_log, dt_bias [Hv]; key_index [Hv]: the key
-    head of a value head. Memory of a slot, all updated: states [slots, 2, Hv, Dk, Dv], the border at 64 j in place j % 2;
-    keys [slots, 2, Hk, Dk, 64]; updates [slots, 128, Hv, Dv]; decays [slots, 128, Hv].
+    head of a value head. Memory of a slot, all updated: states [slots, 2, Hv, Dk, Dv], the border at 64 j in place
+    j % 2; keys [slots, 2, Hk, Dk, 64]; updates [slots, 128, Hv, Dv]; decays [slots, 128, Hv].
     """
 
 # Hyper-connections and n-gram embedding; S streams of H elements side by side.

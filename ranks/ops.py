@@ -194,7 +194,10 @@ def store_kv(
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """The keys that rows see of theirs: positions I32 [M, W]; counts I32 [M], 0 for a row that sees all."""
+    """The keys that rows see of theirs: positions I32 [M, W]; counts I32 [M], 0 for a row that sees all.
+
+    -1 for a row that can choose none, since a score is NaN: its outputs will be NaN.
+    """
 
     positions: NDArray[np.int32]
     counts: NDArray[np.int32]

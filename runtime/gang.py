@@ -225,7 +225,8 @@ class Gang:
         where = f"at step {self.step}" if self.step >= 0 else "before the first step"
         return RankLost(
             f"{child.role} of {self.num_ranks} (pid {child.pid}) is gone {where}: {describe_exit(exit_status)}. "
-            "Its last words are on stderr above, if it had any; the kernel's log tells of an out-of-memory kill",
+            "Its last words are on stderr above, if it had any; the kernel's log tells of an out-of-memory kill, and a "
+            "bus error of a model file that was cut short while it was in use",
             role=child.role,
             exit_status=exit_status,
         )

@@ -1,6 +1,7 @@
 #include <pybind11/stl.h>
 
 #include <algorithm>
+#include <cmath>
 #include <numeric>
 #include <optional>
 
@@ -132,9 +133,10 @@ KeyLists read_lists(const AttentionArgs& args, const std::optional<py::array>& s
   lists.selected = read<int32_t>("selected", *selected, {{"M", num_rows}, {"W"}});
   lists.counts = read<int32_t>("counts", *counts, {{"M", num_rows}});
   lists.width = selected->shape(1);
-  check_range("counts", lists.counts, num_rows, 0, lists.width);
+  check_range("counts", lists.counts, num_rows, NO_CHOICE, lists.width);
   for (int64_t row = 0; row < num_rows; ++row) {
-    check_range("selected", lists.selected + row * lists.width, lists.counts[row], 0, args.row_num_keys[row] - 1);
+    const int64_t count = std::max(lists.counts[row], 0);
+    check_range("selected", lists.selected + row * lists.width, count, 0, args.row_num_keys[row] - 1);
   }
   return lists;
 }
@@ -171,6 +173,10 @@ py::array attention(const py::array& q, const py::array& key_pages, const py::ar
   args.out = out.mutable_data();
   without_gil([&] {
     run_attention(args, from, TileMaker(slots, args.row_num_keys, lists, kv, args.num_heads).tiles(num_rows), num_rows);
+    const int64_t row_size = args.num_heads * args.head_dim;
+    for (int64_t row = 0; row < num_rows; ++row) {
+      if (lists.count(row) == NO_CHOICE) std::fill_n(args.out + row * row_size, row_size, std::nanf(""));
+    }
   });
   return out;
 }

@@ -102,6 +102,10 @@ void select_row(const Kernels& set, const IndexScoreArgs& args, const Selection&
   thread_local std::vector<uint64_t> best;
   scores.resize(num_blocks);
   set.index_score(args, row, num_blocks, scores.data(), thread_scratch((args.size + args.num_heads) * KEYS_PER_BLOCK));
+  if (std::any_of(scores.begin(), scores.end(), [](float score) { return score != score; })) {
+    to.counts[row] = NO_CHOICE;
+    return;
+  }
   take_best(scores.data(), num_blocks, to.num_best, best);
   int32_t count = 0;
   for (const uint64_t block : best) {

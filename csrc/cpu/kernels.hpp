@@ -19,7 +19,8 @@ constexpr int64_t NUM_LANES = 64;           // The lane rule: docs/numerics.md s
 constexpr int64_t KEYS_PER_BLOCK = 64;
 constexpr int64_t KEYS_PER_SEGMENT = 256;
 constexpr int QUERIES_PER_TILE = 48;
-constexpr int64_t ROWS_PER_BORDER = 64;    // Of DeltaNet's state; its rings hold twice as many rows.
+constexpr int64_t ROWS_PER_BORDER = 64;  // Of DeltaNet's state; its rings hold twice as many rows.
+constexpr int32_t NO_CHOICE = -1;        // The count of a row that listed no keys, since a score of its blocks is NaN.
 constexpr int64_t DELTANET_COLUMNS = 128;  // The most value columns of one task.
 
 // Consecutive positions of one slot, from `start` on: rows[i] is the row of position start + i.

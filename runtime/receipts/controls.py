@@ -157,5 +157,5 @@ def _faults(run: ControlRun, same: Sequence[int], ended: str) -> Iterator[str]:
         prompts, do, them = ("prompt", "does", "it") if len(same) == 1 else ("prompts", "do", "them")
         yield (
             f"{prompts} {numbers} {do} not tell {control} from the canonical order: this receipt proves nothing about "
-            f"{them}; use longer prompts or more tokens"
+            f"{them}; use longer prompts or more tokens (or, for a model of few experts, --placement strided)"
         )

@@ -205,7 +205,7 @@ BAD: list[tuple[Callable[[], Arguments], str, Any, str]] = [
     (attention_arguments, "selected", np.array([[0, 4, 8], [9, 9, 9]], np.int32), "found 8"),
     (attention_arguments, "selected", np.array([[0, -1, 7], [9, 9, 9]], np.int32), "found -1"),
     (attention_arguments, "selected", np.zeros((1, 3), np.int32), "M=2"),
-    (attention_arguments, "counts", ids(4, 0), "expected values 0 to 3, found 4"),
+    (attention_arguments, "counts", ids(4, 0), "expected values -1 to 3, found 4"),
     (attention_arguments, "counts", ids(3), "M=2"),
     (gates_arguments, "low_rank", 8, "found 8"),
     (gates_arguments, "low_rank", -1, "found -1"),

@@ -17,6 +17,9 @@ from oracle.rotary import frequencies
 from oracle.rounding import DTYPES, Storage, inverse_sqrt, narrow, round_to
 
 NUM_SLOTS, NUM_ROWS = 3, 150
+NO_CHOICE = -1
+"""The count of a row with a score that is NaN."""
+
 LENGTHS = {2: 150, 0: 65}
 """By slot; slot 1 stays unused."""
 PLANS = {
@@ -166,15 +169,17 @@ def assert_selects_as_oracle(choice: Choice, q: F32, keys: F32, slots: I32, posi
     for slot in range(NUM_SLOTS):
         pages.fill(slot, keys[slot, : max(int(p) + 1 for p in positions) // choice.block_size], dtype)
     sizes = choice.block_size, choice.budget, choice.scale, dtype
-    expected = [
-        selected_keys(row, keys[slot], int(position), *sizes) or []
+    lists = [
+        selected_keys(row, keys[slot], int(position), *sizes)
         for row, slot, position in zip(q, slots, positions, strict=True)
     ]
+    expected = [of_row or [] for of_row in lists]
+    expected_counts = [0 if of_row is None else len(of_row) or NO_CHOICE for of_row in lists]
     for _ in machines():
         selected, counts = _C.select_keys(q, pages.keys, pages.table, slots, positions, *sizes)
         assert selected.shape == (len(q), choice.budget + choice.block_size - 1)
-        assert counts.tolist() == [len(of_row) for of_row in expected]
-        assert [of_row[:count].tolist() for of_row, count in zip(selected, counts, strict=True)] == expected
+        assert counts.tolist() == expected_counts
+        assert [of_row[: max(count, 0)].tolist() for of_row, count in zip(selected, counts, strict=True)] == expected
     return counts
 
 

@@ -96,11 +96,14 @@ def paged_attention(
 ) -> F32:
     """q [M, Hq, D], key_pages [P, G, D, page_size], value_pages [P, G, page_size, D] -> [M, Hq, D].
 
-    A row with counts above zero sees the positions selected[row, :counts[row]] alone.
+    A row with counts above zero sees the positions selected[row, :counts[row]] alone; one with -1 is NaN.
     """
     page_size = key_pages.shape[3]
     out = np.empty_like(q)
     for row in range(len(q)):
+        if counts is not None and counts[row] < 0:
+            out[row] = np.nan
+            continue
         seen = range(row_num_keys[row])
         if selected is not None and counts is not None and counts[row] > 0:
             seen = selected[row, : counts[row]].tolist()

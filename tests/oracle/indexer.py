@@ -39,7 +39,7 @@ def pooled_keys(
 def block_scores(queries: F32, keys: F32, scale: float, dtype: str) -> F32:
     """queries [Hi, D] of one row, normed and rotated; keys [n, D] -> [n]."""
     dots = chain(round_to(queries, dtype), keys)
-    positive = np.where(dots > 0, dots, np.float32(0))
+    positive = np.where((dots > 0) | np.isnan(dots), dots, np.float32(0))
     total = positive[0]
     for head in positive[1:]:
         total = add(total, head)
@@ -55,13 +55,17 @@ def best_blocks(scores: F32, num_chosen: int) -> list[int]:
 def selected_keys(
     queries: F32, keys: F32, position: int, block_size: int, budget: int, scale: float, dtype: str
 ) -> list[int] | None:
-    """The positions that the row at `position` sees, ascending; None: every position up to its own.
+    """The positions that the row at `position` sees, ascending; None: every position up to its own. Empty where a score
+    is NaN, so that nothing can be chosen.
 
     queries [Hi, D]; keys [n, D] of at least the blocks that are complete at `position`.
     """
     num_blocks, num_chosen = (position + 1) // block_size, budget // block_size
     if num_blocks <= num_chosen:
         return None
-    chosen = best_blocks(block_scores(queries, keys[:num_blocks], scale, dtype), num_chosen)
+    scores = block_scores(queries, keys[:num_blocks], scale, dtype)
+    if np.isnan(scores).any():
+        return []
+    chosen = best_blocks(scores, num_chosen)
     in_blocks = [block * block_size + i for block in chosen for i in range(block_size)]
     return in_blocks + list(range(num_blocks * block_size, position + 1))

@@ -95,6 +95,20 @@ def test_a_row_that_is_not_finite_fails_alone(tmp_path: Path, family: str, num_r
         assert bad_layers == [-1] * BAD_POSITION + [0] * 4 + [-1] * 70 + [0] * 10
 
 
+@pytest.mark.parametrize("name", ["index_qk_proj", "k_layernorm", "q_layernorm"])
+def test_a_row_that_cannot_choose_its_keys_fails(tmp_path: Path, name: str) -> None:
+    """A NaN in the indexer touches no row that sees all its keys, and spoils every row that must choose."""
+
+    def spoiled(tensors: Tensors) -> None:
+        tensors[f"model.layers.2.self_attn.indexer.{name}.weight"].view(-1)[-1] = torch.nan
+
+    model = build(write_property_model(tmp_path, "qwen4_exp", edit=spoiled), SingleRank(), "bfloat16")
+    assert model.spec.indexer is not None
+    num_dense = model.spec.indexer.budget + model.spec.indexer.block_size - 1
+    found = Slots(model, 1, 140).forward((0, 0, HEALTHY))
+    assert found.first_bad_layer.tolist() == [-1] * num_dense + [2] * (len(HEALTHY) - num_dense)
+
+
 # The engine, and poison
 
 

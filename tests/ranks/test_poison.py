@@ -80,6 +80,7 @@ def test_an_unowned_expert_that_is_computed_and_sent_shows(folder, monkeypatch):
 
     def load_with_expert_0(*arguments):
         block = load(*arguments)
+        assert block.own is not None
         block.own.local_index[0] = 0
         return block
 
@@ -129,10 +130,10 @@ def one_slot_rows(token_ids: list[int]) -> StepRows:
 
 @pytest.mark.usefixtures("poisoned")
 def test_a_key_past_a_rows_own_position_shows(folder, monkeypatch):
-    places = StepRows.places.func
+    places = vars(StepRows)["places"]
 
     def one_key_too_many(self):
-        found = places(self)
+        found = places.func(self)
         return type(found)(found.pages, found.offsets, found.num_keys + (found.num_keys == len(PROMPTS[0])))
 
     monkeypatch.setattr(StepRows, "places", property(one_key_too_many))
