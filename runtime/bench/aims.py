@@ -44,7 +44,6 @@ class Aim:
 AIMS = (
     Aim("linear_1_row", "kernels", "linear at 1 row, of memory read bandwidth", 60, "%", at_least=True),
     Aim("linear_256_rows", "kernels", "linear at 256 rows, of torch's float32 matmul", 60, "%", at_least=True),
-    Aim("deltanet_1_row", "kernels", "deltanet at 1 row, of memory read bandwidth", 60, "%", at_least=True),
     *(
         Aim(f"decode {family}", "decode", f"decode of {family}, against transformers", 3, "x", at_least=True)
         for family in FAMILIES

@@ -35,8 +35,8 @@ def measure(_names: Collection[str], options: BenchOptions, rounds: Rounds, resu
         series = rounds.run("kernels", [*reads, *_one_row_variants(options), *of_blocks])
         results.series += series
         best_read = max(median_of(series, read.name, GBYTES) for read in reads)
-        for key, name in (("linear_1_row", _one_row_name(options.shapes[0])), ("deltanet_1_row", blocks.DELTANET_ROW)):
-            results.values[key] = 100 * median_of(series, name, GBYTES) / best_read
+        one_row = median_of(series, _one_row_name(options.shapes[0]), GBYTES)
+        results.values["linear_1_row"] = 100 * one_row / best_read
         for shape in options.shapes:
             series = _many_rows(options, shape, rounds)
             results.series += series

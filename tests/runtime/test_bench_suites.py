@@ -25,7 +25,7 @@ from leafsum.runtime.bench.helper import Helper
 from leafsum.runtime.bench.model import CONFIGS, write_model
 from leafsum.runtime.bench.options import FAMILIES, BenchModel, BenchOptions, Shape
 from leafsum.runtime.bench.results import Results
-from leafsum.runtime.bench.rounds import Rounds, Variant
+from leafsum.runtime.bench.rounds import Rounds
 from leafsum.runtime.run_folder import lock_of, remove_abandoned
 from leafsum.runtime.sampling import Completion
 from leafsum.runtime.settings import Settings
@@ -79,14 +79,13 @@ def test_kernels(options):
         ("linear 3 rows, 32x16, bfloat16", "GFLOP/s"),
         ("torch matmul 3 rows, 32x16, float32", "GFLOP/s"),
     ]
-    assert set(results.values) == {"linear_1_row", "deltanet_1_row"}, "an aim of 256 rows says nothing of 3"
+    assert set(results.values) == {"linear_1_row"}, "an aim of 256 rows says nothing of 3"
 
 
 def test_kernels_at_the_rows_of_the_aim(options, monkeypatch):
-    deltanet = Variant(blocks.DELTANET_ROW, lambda: {"GB/s": 1.0})
-    monkeypatch.setattr(blocks, "variants", lambda _: [deltanet])
+    monkeypatch.setattr(blocks, "variants", lambda _: [])
     results = measure(kernels, ["kernels"], replace(options, num_rows=256, shapes=options.shapes[:1]))
-    assert set(results.values) == {"linear_1_row", "deltanet_1_row", "linear_256_rows"}
+    assert set(results.values) == {"linear_1_row", "linear_256_rows"}
 
 
 def test_decode_and_prompt_take_turns_on_the_same_pools(options):
