@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ...collectives.placement import Placement
+from ...errors import ModelError
 from ...ranks.checkpoint import DTYPES, Checkpoint, Ignored
 from ...ranks.configs.load import load_spec
 from ...ranks.footprint import (
@@ -116,7 +117,7 @@ def inspect_model(model_dir: Path, settings: Settings) -> ModelNeeds:
     """Raises ModelError for a folder that cannot be served, ConfigError for more ranks than experts."""
     spec = load_spec(model_dir)
     check_num_ranks(spec, settings.tp)
-    checkpoint = Checkpoint.open(model_dir)
+    checkpoint = _open_weights(model_dir, spec)
     prefixes = ignored_prefixes(spec)
     checkpoint.check(expected_tensors(spec, checkpoint.entries), prefixes)
     experts = expert_placement(spec, settings.placement, settings.tp)
@@ -133,6 +134,13 @@ def inspect_model(model_dir: Path, settings: Settings) -> ModelNeeds:
         ranks=tuple(_rank_needs(spec, settings, experts, rank, embedding_bytes) for rank in range(settings.tp)),
         exchanges=exchange_costs(spec, experts),
     )
+
+
+def _open_weights(model_dir: Path, spec: ModelSpec) -> Checkpoint:
+    try:
+        return Checkpoint.open(model_dir)
+    except ModelError as error:  # whoever asks before fetching the weights should know what was found so far
+        raise ModelError(f"config.json is that of a supported {spec.family}, but {error}") from None
 
 
 def _mapped_bytes(spec: ModelSpec, checkpoint: Checkpoint) -> int:
