@@ -101,11 +101,6 @@ def rank_bytes(
     }
 
 
-def table_bytes(spec: ModelSpec, bytes_per_value: int) -> int:
-    """Bytes of all n-gram tables in their files; no rank keeps them."""
-    return parameter_counts(spec)["ngram_table"] * bytes_per_value
-
-
 def kv_bytes_per_token(spec: ModelSpec, rank: int, num_ranks: int, dtype: str) -> int:
     """Bytes of keys and values that one position takes on one rank, all layers together."""
     num_values = 2 * len(spec.kv_heads(rank, num_ranks)) * spec.head_dim

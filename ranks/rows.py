@@ -59,7 +59,7 @@ class RowPlaces:
     num_keys: torch.Tensor
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class RowRuns:
     """The rows grouped by slot, for blocks with a state.
 
@@ -77,17 +77,18 @@ class RowRuns:
         """As kernels take them."""
         return self.row_order, self.run_slots, self.run_starts, self.run_ends
 
+    @functools.cached_property
+    def lengths(self) -> I32:
+        """Rows of each run."""
+        return np.diff(self.run_ends, prepend=np.int32(0))
+
+    @functools.cached_property
     def places_in_runs(self) -> I32:
         """Of each row in row_order, how many rows of its run come before it."""
-        begins, lengths = self._begins_and_lengths()
-        return np.arange(len(self.row_order), dtype=np.int32) - np.repeat(begins, lengths)
+        begins = self.run_ends - self.lengths
+        return np.arange(len(self.row_order), dtype=np.int32) - np.repeat(begins, self.lengths)
 
     def are_last(self, num_rows: int) -> NDArray[np.bool_]:
         """Of each row in row_order, whether it is one of the last num_rows of its run."""
-        _, lengths = self._begins_and_lengths()
-        is_last: NDArray[np.bool_] = np.repeat(lengths, lengths) - self.places_in_runs() <= num_rows
+        is_last: NDArray[np.bool_] = np.repeat(self.lengths, self.lengths) - self.places_in_runs <= num_rows
         return is_last
-
-    def _begins_and_lengths(self) -> tuple[I32, I32]:
-        begins = np.concatenate([[0], self.run_ends[:-1]]).astype(np.int32)
-        return begins, self.run_ends - begins

@@ -5,7 +5,7 @@ Imports no torch: `Checkpoint.check` and `leafsum inspect` use it in processes t
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from .checkpoint import BUFFER_NAMES, TensorEntry
 from .ngram_tables import padded_rows
@@ -38,10 +38,14 @@ def fused_experts(spec: ModelSpec, layer: int) -> tuple[str, str]:
 
 def table_names(spec: ModelSpec, layer: int, present: Mapping[str, TensorEntry]) -> tuple[str, ...]:
     """The tensors of a layer's n-gram table, in the order of their rows: one, or as many shards as are numbered."""
+    return shard_names(layer_name(spec, layer, TABLE), present)
+
+
+def shard_names(table: str, present: Collection[str]) -> tuple[str, ...]:
     shards: list[str] = []
-    while (name := layer_name(spec, layer, f"{TABLE}.shard_{len(shards)}.weight")) in present:
+    while (name := f"{table}.shard_{len(shards)}.weight") in present:
         shards.append(name)
-    return tuple(shards) or (layer_name(spec, layer, f"{TABLE}.weight"),)
+    return tuple(shards) or (f"{table}.weight",)
 
 
 def ignored_prefixes(spec: ModelSpec) -> tuple[str, ...]:

@@ -13,7 +13,8 @@ from safetensors import SafetensorError, safe_open
 
 from ..errors import ModelError
 from . import ops
-from .checkpoint import DTYPES, Checkpoint
+from .checkpoint import DTYPES, Checkpoint, TensorEntry
+from .sizes import shard_names
 
 Part = tuple[int, int]
 
@@ -104,6 +105,11 @@ class Weights:
 
     def fp32(self, name: str, rows: Part | None = None) -> torch.Tensor:
         return self.reader.fp32(self.prefix + name, rows)
+
+    def table(self, name: str) -> list[TensorEntry]:
+        """The tensors of a table of rows, in their order: one, or shards."""
+        entries = self.reader.checkpoint.entries
+        return [entries[each] for each in shard_names(self.prefix + name, entries)]
 
     def check_integers(self, name: str, expected: Sequence[int]) -> None:
         """Raises ModelError where the file holds this buffer, and it is not what config.json makes of it."""

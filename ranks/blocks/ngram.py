@@ -16,7 +16,6 @@ from ..memory import BlockMemory, MemorySizes
 from ..ngram_tables import multipliers, table_sizes
 from ..rope import inverse_sqrt
 from ..rows import StepRows
-from ..sizes import table_names
 from ..spec import HyperSpec, ModelSpec, NgramSpec, num_ring_rows
 from ..weights import Weights
 from .norm import RMSNorm
@@ -92,16 +91,16 @@ class NgramEmbedding:
     state: NgramState = field(init=False)
 
     @classmethod
-    def load(cls, weights: Weights, spec: ModelSpec, ngram: NgramSpec, hyper: HyperSpec, layer: int) -> NgramEmbedding:
-        entries = weights.reader.checkpoint.entries
+    def load(cls, weights: Weights, spec: ModelSpec, ngram: NgramSpec, hyper: HyperSpec, index: int) -> NgramEmbedding:
+        """`index` counts the layers that have an n-gram embedding."""
         key, value = (weights.linear(f"{name}_proj.weight") for name in ("key", "value"))
         norms = [RMSNorm.load_grouped(weights, name, spec, hyper.num_streams) for name in NORMS]
-        hashes = NgramHashes.of(ngram, spec.vocab_size, ngram.layers.index(layer))
+        hashes = NgramHashes.of(ngram, spec.vocab_size, index)
         hashes.check_stored(weights.under("ple_embedding."))
         return cls(
             spec=ngram,
             hashes=hashes,
-            table=MappedTable([entries[name] for name in table_names(spec, layer, entries)]),
+            table=MappedTable(weights.table("ple_embedding.ngram_embedding")),
             projection=Linear.wide(torch.cat([key, value])),
             key_norm=norms[0],
             query_norm=norms[1],
@@ -129,7 +128,7 @@ class NgramEmbedding:
 
     def _history(self, rows: StepRows) -> I64:
         """The last n tokens of every row, its own first, from this step's rows and from the ring: I64 [M, n]."""
-        order, places = rows.runs.row_order, rows.runs.places_in_runs()
+        order, places = rows.runs.row_order, rows.runs.places_in_runs
         tokens = rows.token_ids.numpy()[order]
         slots, positions = rows.slots.numpy()[order], rows.positions.numpy()[order]
         ring = self.state.tokens.numpy()

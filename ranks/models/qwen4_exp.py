@@ -45,7 +45,7 @@ def load_layer(parts: Parts, layer: int) -> HyperLayer:
     weights, spec, hyper = parts.layer_weights(layer), parts.spec, hyper_of(parts)
     ngram = None
     if spec.ngram is not None and layer in spec.ngram.layers:
-        ngram = NgramEmbedding.load(weights.under("ple."), spec, spec.ngram, hyper, layer)
+        ngram = NgramEmbedding.load(weights.under("ple."), spec, spec.ngram, hyper, spec.ngram.layers.index(layer))
     return HyperLayer(
         ngram=ngram,
         token_mixer_input=Mixer.load(weights.under("attn_hyper_connection."), spec, hyper, with_injection=True),

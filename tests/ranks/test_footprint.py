@@ -24,7 +24,6 @@ from leafsum.ranks.footprint import (
     rank_bytes,
     rank_parameters,
     state_bytes_per_slot,
-    table_bytes,
 )
 from leafsum.ranks.memory import MemorySizes
 from leafsum.ranks.models import FAMILIES as FAMILY_BLOCKS
@@ -122,7 +121,7 @@ def test_bytes_of_flash_next(tmp_path: Path) -> None:
     fp32 = {"norms": counts["norms"], "ngram": 10240 * 4, "deltanet": 36 * (10240 * 4 + 2 * 48)}
     for part, num_bytes in found.items():
         assert num_bytes == 2 * counts[part] + 2 * fp32.get(part, 0), part
-    assert table_bytes(spec, 2) == 320_001_536 * 160 * 2
+    assert parameter_counts(spec)["ngram_table"] == 320_001_536 * 160
     assert kv_bytes_per_token(spec, 0, 1, "bfloat16") == 12 * 2 * 2 * 256 * 2
     assert index_bytes_per_token(spec, 0, 1, "bfloat16") == 12 * 128 * 2 // 4
     assert kv_bytes_per_token(spec, 0, 2, "bfloat16") == 12 * 2 * 1 * 256 * 2

@@ -5,16 +5,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from bits import assert_same_bits
+from contract_runs import assert_bits_of_the_contract
 from family_checkpoints import write_family
-from leafsum.ranks.configs.load import load_spec
-from leafsum.ranks.spec import DELTANET, ModelSpec
-from model_runs import Row, run_on_ranks, run_single, whole
+from model_runs import Row, whole
 from numpy.typing import NDArray
-from oracle.config import Config, DeltaNet, Hyper, Indexer, Ngram
 from oracle.inputs import integers
-from oracle.model import Model
-from oracle.parts import Parts
 from safetensors.numpy import load_file
 
 END_ID = 1
@@ -33,51 +28,6 @@ CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
 }
 
 
-def oracle_config(spec: ModelSpec) -> Config:
-    deltanet, indexer, hyper, ngram = spec.deltanet, spec.indexer, spec.hyper, spec.ngram
-    assert deltanet is not None
-    return Config(
-        hidden_size=spec.hidden_size,
-        num_layers=spec.num_layers,
-        num_heads=spec.num_heads,
-        num_kv_heads=spec.num_kv_heads,
-        head_dim=spec.head_dim,
-        num_experts=spec.num_experts,
-        top_k=spec.top_k,
-        rms_norm_eps=spec.rms_norm_eps,
-        rope_theta=spec.rope.theta,
-        norm_topk_prob=spec.renormalise,
-        mlp_only_layers=spec.dense_layers,
-        rotary_dim=spec.rotary_dim,
-        offset_norms=spec.offset_norms,
-        query_gate=spec.query_gate,
-        shared_expert=spec.shared_width > 0,
-        deltanet=DeltaNet(
-            spec.layers_of(DELTANET),
-            deltanet.num_key_heads,
-            deltanet.num_value_heads,
-            deltanet.key_dim,
-            deltanet.value_dim,
-            deltanet.conv_taps,
-            deltanet.output_gate,
-            deltanet.fused_projections,
-        ),
-        indexer=indexer and Indexer(indexer.num_heads, indexer.head_dim, indexer.budget, indexer.block_size),
-        hyper=hyper and Hyper(hyper.num_streams, hyper.low_rank),
-        ngram=ngram
-        and Ngram(
-            ngram.layers,
-            ngram.embed_dim,
-            ngram.ngram_size,
-            ngram.heads_per_ngram,
-            ngram.vocab_base,
-            ngram.end_id,
-            ngram.conv_taps,
-            ngram.seed,
-        ),
-    )
-
-
 def chunks(num_rows: int) -> list[list[Row]]:
     """A prompt in two chunks and the rest row by row."""
     rows = whole([PROMPT])[0]
@@ -90,10 +40,4 @@ def test_bits_are_those_of_the_contract(tmp_path: Path, case: str) -> None:
     family, dtype, changes = CASES[case]
     folder = write_family(tmp_path, family, whole_table=True, **changes)
     weights: dict[str, NDArray[np.float32]] = load_file(folder / "model.safetensors")
-    expected = Model(oracle_config(load_spec(folder)), weights, Parts(dtype)).forward(PROMPT)
-    single = run_single(folder, [PROMPT], whole([PROMPT]), dtype)
-    assert_same_bits(single.residual, expected.residual)
-    assert_same_bits(single.logits, expected.logits)
-    split = run_on_ranks(folder, [PROMPT], chunks(62), dtype, 3, "nodes", "contiguous")
-    assert_same_bits(split.residual, expected.residual)
-    assert_same_bits(split.logits, expected.logits)
+    assert_bits_of_the_contract(folder, weights, PROMPT, dtype, chunks(62))
