@@ -27,6 +27,12 @@ def set_min_work(min_work_s: float) -> None:
     """Seconds of work, as estimated, that a call must have for every thread it uses; 75 us at first. 0: any."""
 
 def min_work() -> float: ...
+def kernel_cpu_ns() -> int:
+    """CPU time in nanoseconds that kernels have used since the process began, on all its threads; no wait is in it.
+
+    Jobs that are expected to take less than 50 us are timed by the wall clock, and count 0.5 ms at most.
+    """
+
 def instruction_sets() -> list[str]:
     """Names this machine can run, best first; always ends with "plain"."""
 

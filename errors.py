@@ -1,19 +1,21 @@
 """The one error tree of leafsum. Every text says what was expected, what was found, where, and what to do.
 
 LeafsumError
-├── ConfigError          a setting, flag, variable or argument is wrong (exit code 2)
-│   └── PromptError      a prompt or sampling parameter cannot be served; the pool goes on
-├── ModelError           a model folder is missing, damaged, or of an unknown family (exit code 2)
-├── ProtocolError        a control-plane message is malformed, oversized or unexpected
-├── TransportError       a collective between ranks failed: most often a peer is gone
-├── RequestFailed        one request failed alone (its logits were not finite)
-├── RankError            a rank reported an exception; carries rank, step and traceback
-│   └── RankMismatch     ranks disagree about a step's tokens or residual bits, or about settings at start
-├── RankLost             a rank or the coordinator died; carries the exit status
-├── DeadlineExceeded     a named wait ran past its deadline
-├── PoolClosed           the pool was closed while the call was under way, or before it
-├── ReceiptMismatch      arms of a receipt differ (exit code 1)
-└── OutputError          standard output, or a file asked for, cannot take the result
+├── ConfigError           a setting, flag, variable or argument is wrong (exit code 2)
+│   └── PromptError       a prompt or sampling parameter cannot be served; the pool goes on
+├── ModelError            a model folder is missing, damaged, or of an unknown family (exit code 2)
+├── ProtocolError         a control-plane message is malformed, oversized or unexpected
+├── TransportError        a collective between ranks failed: most often a peer is gone
+├── QueueFull             the pool holds as many requests as it may; try again when some have ended
+├── RequestFailed         one request failed alone (its logits were not finite, or it kills ranks)
+├── GangError             what ends a gang; carries the ordered events of the rank it is about
+│   ├── RankError         a rank reported an exception; carries rank, step and traceback
+│   │   └── RankMismatch  ranks disagree about a step's tokens or residual bits, or about settings at start
+│   ├── RankLost          a rank or the coordinator died; carries the exit status
+│   └── DeadlineExceeded  a named wait ran past its deadline
+├── PoolClosed            the pool was closed while the call was under way, or before it
+├── ReceiptMismatch       arms of a receipt differ (exit code 1)
+└── OutputError           standard output, or a file asked for, cannot take the result
 """
 
 from __future__ import annotations
@@ -36,22 +38,40 @@ class ModelError(LeafsumError):
 
 
 class ProtocolError(LeafsumError):
-    """A control-plane message is malformed, too large, or not expected in this state."""
+    """A control-plane message is malformed, too large, or not expected in this state. `rank`: whose, -1 for others."""
+
+    def __init__(self, message: str, *, rank: int = -1) -> None:
+        super().__init__(message)
+        self.rank = rank
 
 
 class TransportError(LeafsumError):
     """A collective between ranks failed; the transport is of no further use. Most often a peer is gone."""
 
 
+class QueueFull(LeafsumError):
+    """The pool holds as many requests as `queue_limit` allows; none of the call's was taken."""
+
+
 class RequestFailed(LeafsumError):
     """One request failed alone; the others go on."""
 
 
-class RankError(LeafsumError):
+class GangError(LeafsumError):
+    """Base of what ends a gang. `events` is the record of the rank it is about, one line an event, oldest first."""
+
+    def __init__(self, message: str, *, events: tuple[str, ...] = ()) -> None:
+        super().__init__(message)
+        self.events = events
+
+
+class RankError(GangError):
     """A rank reported an exception. `rank`, `step` and `traceback_text` say where."""
 
-    def __init__(self, message: str, *, rank: int, step: int, traceback_text: str = "") -> None:
-        super().__init__(message)
+    def __init__(
+        self, message: str, *, rank: int, step: int, traceback_text: str = "", events: tuple[str, ...] = ()
+    ) -> None:
+        super().__init__(message, events=events)
         self.rank = rank
         self.step = step
         self.traceback_text = traceback_text
@@ -61,20 +81,20 @@ class RankMismatch(RankError):
     """Ranks disagree: about a step's tokens or residual bits, or about what they are at start."""
 
 
-class RankLost(LeafsumError):
+class RankLost(GangError):
     """A process of the gang is gone. `role` names it, `exit_status` is its exit code (negative: signal)."""
 
-    def __init__(self, message: str, *, role: str, exit_status: int | None) -> None:
-        super().__init__(message)
+    def __init__(self, message: str, *, role: str, exit_status: int | None, events: tuple[str, ...] = ()) -> None:
+        super().__init__(message, events=events)
         self.role = role
         self.exit_status = exit_status
 
 
-class DeadlineExceeded(LeafsumError):
+class DeadlineExceeded(GangError):
     """A named wait ran past its deadline. `what` is the wait, `timeout_s` its length in seconds."""
 
-    def __init__(self, message: str, *, what: str, timeout_s: float) -> None:
-        super().__init__(message)
+    def __init__(self, message: str, *, what: str, timeout_s: float, events: tuple[str, ...] = ()) -> None:
+        super().__init__(message, events=events)
         self.what = what
         self.timeout_s = timeout_s
 

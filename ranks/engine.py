@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import itertools
+import time
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 
+from .. import _C
 from ..collectives.hazards import HazardCounts
 from ..collectives.transport import Transport
 from . import ops
@@ -45,7 +47,7 @@ class Engine:
         self.transport = transport
         self.setup = setup
         self.rules = PlanRules(setup, model.spec.vocab_size)
-        self.step = 0
+        self.step = setup.previous_step
         self.slots: dict[int, Slot] = {}
         self.page_table = torch.zeros((setup.num_slots, setup.max_pages_per_slot), dtype=torch.int32)
         self.memory = model.allocate(MemorySizes(setup.num_slots, setup.num_pages, setup.page_size, setup.dtype))
@@ -177,4 +179,6 @@ class Engine:
             exchange_ns=stats.exchange_ns,
             hazards={} if self.hazards is None else self.hazards.as_dict(),
             num_delays=stats.num_delays,
+            cpu_ns=time.process_time_ns(),
+            kernel_cpu_ns=_C.kernel_cpu_ns(),
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import msgspec
@@ -21,6 +22,8 @@ from .checkpoint import Checkpoint
 from .configs.load import load_spec
 from .context import RankContext
 from .engine import Engine
+from .journal import Journal
+from .machine import cpu_name
 from .messages import Ready, Setup
 from .models import CausalModel, build_model
 from .numerics import settings_digest
@@ -28,15 +31,17 @@ from .numerics import settings_digest
 NO_TRANSPORT = "none"
 
 
-def load_engine(setup: Setup) -> tuple[Engine, Ready]:
+def load_engine(setup: Setup, journal: Journal) -> tuple[Engine, Ready]:
     """Build this rank's engine. Raises LeafsumError; whatever else escapes is reported with its traceback."""
     prepare_machine(setup.num_threads)
     poison.set_poison(setup.poison)
     model_dir = Path(setup.model_dir)
     spec = load_spec(model_dir)
     checkpoint = Checkpoint.open(model_dir)
+    journal.note("meeting", num_ranks=setup.num_ranks)
     transport = meet_peers(setup)
     transport_name = name_of(transport)
+    journal.note("met", transport=transport_name)
     if setup.delay_seed and setup.num_ranks > 1:
         transport = DelayedTransport(transport, setup.delay_seed)
     hazards = HazardCounts() if setup.hazards else None
@@ -55,6 +60,7 @@ def load_engine(setup: Setup) -> tuple[Engine, Ready]:
     engine = make_engine(model, transport, setup, hazards)
     ready = Ready(
         rank=setup.rank,
+        device=f"{setup.device}: {cpu_name()}",
         model_digest=checkpoint.digest,
         settings_digest=settings_digest({"control": setup.control, "device": setup.device, "dtype": setup.dtype}),
         exchange=model.exchange_mode,
@@ -106,5 +112,13 @@ def versions() -> dict[str, str]:
         "torch": str(torch.__version__),  # a subclass of str, which the wire refuses
         "numpy": np.__version__,
         "msgspec": msgspec.__version__,
+        "leafsum": own_version(),
         "instruction_set": _C.instruction_set(),
     }
+
+
+def own_version() -> str:
+    try:
+        return version("leafsum")
+    except PackageNotFoundError:  # a checkout on PYTHONPATH
+        return "not installed"

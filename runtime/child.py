@@ -1,4 +1,4 @@
-"""A child process that cannot outlive its parent unnoticed, and can always be ended.
+"""A process that is watched, and a child process that cannot outlive its parent unnoticed and can always be ended.
 
 A pool has one of its coordinator, a coordinator one of each rank. The child's life is tied to the parent by a death
 pipe: the child holds the read end, and sees end-of-file when the parent is gone, however it went. The parent watches
@@ -16,7 +16,7 @@ import subprocess
 import sys
 import time
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 log = logging.getLogger("leafsum.child")
@@ -30,7 +30,64 @@ KILL_TIMEOUT_S = 10.0
 _open_death_pipes: set[int] = set()
 
 
-class Child:
+class Process:
+    """A process that is watched through a pidfd. `role` names it in errors and in the log.
+
+    By itself, one that somebody else has started: nobody but its parent learns how it ended, and only a signal tells it
+    to leave.
+    """
+
+    def __init__(self, role: str, pid: int) -> None:
+        """Raises ProcessLookupError where there is no such process."""
+        self.role = role
+        self.pid = pid
+        self.pidfd = os.pidfd_open(pid)
+
+    def tell_to_leave(self) -> None:
+        """Ask for a quiet end. Never blocks."""
+        self.send_signal(signal.SIGTERM)
+
+    def exit_status(self) -> int | None:
+        """The exit code, negative for a signal, None while the process runs."""
+        return self.wait(0.0)
+
+    def wait(self, timeout_s: float) -> int | None:
+        """The exit status, or None if the process still runs after `timeout_s`. From any thread."""
+        if self.pidfd >= 0:
+            exits = select.poll()  # select.select would refuse a descriptor of 1024 or above
+            exits.register(self.pidfd, select.POLLIN)
+            if not exits.poll(max(0.0, timeout_s) * 1000):
+                return None
+        return self._exit_status()
+
+    def send_signal(self, signal_number: signal.Signals) -> None:
+        if self.exit_status() is None:
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self.pidfd, signal_number)
+
+    def state(self) -> str:
+        """What the kernel says of the process: "sleeping", STOPPED, "running", ...
+
+        Of its threads, the one that tells most: a rank computes on others than its first.
+        """
+        letters = set()
+        for stat in Path(f"/proc/{self.pid}/task").glob("*/stat"):
+            with contextlib.suppress(OSError):  # a thread that has just ended
+                letters.add(stat.read_text().rpartition(")")[2].split()[0])
+        return next((state for letter, state in STATES.items() if letter in letters), "gone")
+
+    def forget(self) -> None:
+        """Close the pidfd; of a process that still runs, the log tells."""
+        if self.exit_status() is None:
+            log.error("%s (pid %d) survives SIGKILL; it is %s", self.role, self.pid, self.state())
+        os.close(self.pidfd)
+        self.pidfd = -1
+
+    def _exit_status(self) -> int | None:
+        return EXIT_UNKNOWN
+
+
+class Child(Process):
     """One child process, started by `python -m MODULE ARGUMENTS --death-fd N`, in a session of its own.
 
     With `grandparent_death_fd`, a death pipe that this process itself watches, `--death-fd N,M`: the end of either is
@@ -47,11 +104,9 @@ class Child:
         env: dict[str, str] | None = None,
         grandparent_death_fd: int | None = None,
     ) -> None:
-        self.role = role
         read_fd, write_fd = os.pipe()
         _open_death_pipes.add(write_fd)
-        self.tell_to_leave = weakref.finalize(self, _close_death_pipe, write_fd)
-        """Close the death pipe: the child sees what it would see if its parent had died, and leaves at once."""
+        self._tell = weakref.finalize(self, _close_death_pipe, write_fd)
         death_fds = [fd for fd in (read_fd, grandparent_death_fd) if fd is not None]
         try:
             self._process = subprocess.Popen(
@@ -63,76 +118,64 @@ class Child:
                 env=env,
                 start_new_session=True,  # a terminal's Ctrl-C reaches the program alone, which then ends its children
             )
-            self.pid = self._process.pid
-            self.pidfd = os.pidfd_open(self.pid)
+            super().__init__(role, self._process.pid)
         except BaseException:
             self.tell_to_leave()
             raise
         finally:
             os.close(read_fd)
 
-    def exit_status(self) -> int | None:
-        """The exit code, negative for a signal, None while the child runs."""
-        return self.wait(0.0)
+    def tell_to_leave(self) -> None:
+        """Close the death pipe: the child sees what it would see if its parent had died, and leaves at once."""
+        self._tell()
 
-    def wait(self, timeout_s: float) -> int | None:
-        """The exit status, or None if the child still runs after `timeout_s`. From any thread."""
-        if self.pidfd >= 0:
-            exits = select.poll()  # select.select would refuse a descriptor of 1024 or above
-            exits.register(self.pidfd, select.POLLIN)
-            if exits.poll(max(0.0, timeout_s) * 1000):
-                return self._process.wait()  # at once; Popen.poll says None while another thread asks
-        return self._process.returncode
+    def _exit_status(self) -> int | None:
+        if self.pidfd < 0:
+            return self._process.returncode
+        return self._process.wait()  # at once; Popen.poll says None while another thread asks
 
-    def send_signal(self, signal_number: signal.Signals) -> None:
-        if self.exit_status() is None:
-            with contextlib.suppress(ProcessLookupError):
-                signal.pidfd_send_signal(self.pidfd, signal_number)
 
-    def state(self) -> str:
-        """What the kernel says of the process: "sleeping", "stopped", "running", ..."""
-        try:
-            letter = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()[0]
-        except OSError:
-            return "gone"
-        return STATES.get(letter, letter)
+EXIT_UNKNOWN = 1 << 16
+"""Exit status of a process that ended and is no child of this one."""
 
-    def forget(self) -> None:
-        if self.exit_status() is None:
-            log.error("%s (pid %d) survives SIGKILL; it is %s", self.role, self.pid, self.state())
-        os.close(self.pidfd)
-        self.pidfd = -1
-
+STOPPED = "stopped by a signal"
 
 STATES = {
-    "R": "running",
-    "S": "sleeping",
-    "D": "in uninterruptible sleep",
-    "T": "stopped by a signal",
+    "T": STOPPED,
     "t": "stopped by a debugger",
+    "R": "running",
+    "D": "in uninterruptible sleep",
+    "S": "sleeping",
     "Z": "dead",
 }
-"""proc(5), /proc/PID/stat, field 3."""
+"""proc(5), /proc/PID/task/TID/stat, field 3; what tells most of a process comes first."""
 
 
-def end_children(children: Sequence[Child], leave_timeout_s: float) -> None:
-    """Told, then SIGTERM, then SIGKILL, for all children together: deadlines are shared. Safe to call again."""
-    alive = [child for child in children if child.pidfd >= 0]
-    for child in alive:
-        child.tell_to_leave()
+def end_processes(processes: Iterable[Process], leave_timeout_s: float) -> None:
+    """Told, then SIGTERM, then SIGKILL, for all processes together: deadlines are shared. Safe to call again.
+
+    One that is stopped can obey nothing but SIGKILL, and gets it at once.
+    """
+    alive = [process for process in processes if process.pidfd >= 0]
+    for process in alive:
+        process.tell_to_leave()
+        if process.state() == STOPPED:
+            process.send_signal(signal.SIGKILL)
     _wait_for_all(alive, leave_timeout_s)
     for signal_number, timeout_s in ((signal.SIGTERM, TERMINATE_TIMEOUT_S), (signal.SIGKILL, KILL_TIMEOUT_S)):
-        for child in alive:
-            child.send_signal(signal_number)
+        for process in alive:
+            process.send_signal(signal_number)
         _wait_for_all(alive, timeout_s)
-    for child in alive:
-        child.forget()
+    for process in alive:
+        process.forget()
 
 
 def describe_exit(exit_status: int | None) -> str:
     """`exit code 3`, `signal SIGKILL`, or `still running`."""
     if exit_status is None:
         return "still running"
+    if exit_status == EXIT_UNKNOWN:
+        return "how it ended, its own parent knows"
     if exit_status >= 0:
         return f"exit code {exit_status}"
     try:
@@ -141,10 +184,10 @@ def describe_exit(exit_status: int | None) -> str:
         return f"signal {-exit_status}"
 
 
-def _wait_for_all(children: Sequence[Child], timeout_s: float) -> None:
+def _wait_for_all(processes: Iterable[Process], timeout_s: float) -> None:
     deadline_s = time.monotonic() + timeout_s
-    for child in children:
-        child.wait(deadline_s - time.monotonic())
+    for process in processes:
+        process.wait(deadline_s - time.monotonic())
 
 
 def _close_death_pipe(write_fd: int) -> None:

@@ -9,17 +9,21 @@ import threading
 import time
 import traceback
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 
 import msgspec
 import zmq
 
 from ..errors import LeafsumError, PoolClosed
 from ..ranks.control import open_socket
-from .child import KILL_TIMEOUT_S, TERMINATE_TIMEOUT_S, Child, describe_exit, end_children
+from ..ranks.messages import encode
+from .admission import Batch
+from .child import KILL_TIMEOUT_S, TERMINATE_TIMEOUT_S, Child, describe_exit, end_processes
 from .fatal import error_of
-from .line import CLOSE_TIMEOUT_S, GONE, START_QUESTION, Inbox, Line
+from .inbox import Inbox, Word
+from .line import CLOSE_TIMEOUT_S, GONE, START_QUESTION, Line
 from .messages import Advance, Answer, Fatal, Finished, Order, Started, Submit, ToCoordinator
+from .recoveries import Recovery
 from .run_folder import RunFolder
 
 END_TIMEOUT_S = CLOSE_TIMEOUT_S + TERMINATE_TIMEOUT_S + KILL_TIMEOUT_S
@@ -41,7 +45,7 @@ CLOSED_MEANWHILE = Fatal(kind=PoolClosed.__name__, text="this pool was closed by
 class Conversation:
     """One coordinator. It ends with `close`, with this object, or with the program. Any thread may use it."""
 
-    def __init__(self, log_level: str) -> None:
+    def __init__(self, log_level: str, queue_limit: int) -> None:
         self._owner_pid = os.getpid()
         self._close_lock = threading.RLock()
         self._closing_thread = 0
@@ -56,7 +60,7 @@ class Conversation:
             arguments = ["--run-folder", str(self.run_folder.path), "--run-id", self.run_folder.run_id]
             arguments += ["--log-level", log_level]
             self._coordinator = Child("coordinator", "leafsum.runtime.coordinator", arguments)
-            self._line = Line(socket, self._coordinator)
+            self._line = Line(socket, self._coordinator, self.run_folder.run_id, queue_limit)
             dropped = weakref.finalize(self, _let_go, self._line, self._owner_pid)
             dropped.atexit = False  # the coordinator sees the program's end by itself
         except BaseException as error:
@@ -70,8 +74,7 @@ class Conversation:
 
         Raises PoolClosed once the conversation was closed, and in a forked copy of the program.
         """
-        if self._owner_pid != os.getpid():
-            raise PoolClosed(f"this pool belongs to process {self._owner_pid}; a forked copy must make its own")
+        self._refuse_forked_copy()
         if self._coordinator is None or self._line is None or self._closing_thread:
             raise PoolClosed(CLOSED)
         return self._coordinator, self._line
@@ -80,28 +83,45 @@ class Conversation:
     def is_open(self) -> bool:
         return not self._closing_thread and self._owner_pid == os.getpid()
 
-    def send(self, message: ToCoordinator) -> None:
-        """Queue a message; never blocks. Raises PoolClosed."""
-        self.require_open()[1].send(message)
+    @property
+    def recoveries(self) -> tuple[Recovery, ...]:
+        return self._line.recoveries.newest if self._line is not None else ()
 
-    def submit(self, orders: Sequence[Order], inbox: Inbox) -> None:
-        """Send requests off; whatever is said of them comes into `inbox`."""
+    def submit(self, orders: Sequence[Order], batch: Batch) -> None:
+        """Send requests off, as many as there are places for; the others follow as those end and are read to have.
+
+        Raises QueueFull where no place is free, ProtocolError for an order that is too large; then none was sent.
+        """
         _, line = self.require_open()
-        line.follow(inbox, request_ids=[order.request_id for order in orders])
-        for submit in submits(orders):
-            line.send(submit)
+        num_admitted = line.admit(batch, [order.request_id for order in orders])
+        frames = [encode(submit) for submit in submits(orders[:num_admitted])]
+        unsent = {order.request_id: encode(Submit(orders=(order,))) for order in orders[num_admitted:]}
+        line.submit(batch, frames, unsent)
 
-    def forget(self, request_ids: Sequence[int]) -> None:
-        """What is still said of these requests goes nowhere."""
-        if self._line is not None:
-            self._line.forget(request_ids)
+    def go_on(self, batch: Batch, request_id: int) -> None:
+        """A Finished was read: another request of the batch may be submitted."""
+        if self._line is not None and self.is_open:
+            self._line.go_on(batch, request_id)
+
+    def cancel(self, batch: Batch, request_ids: Collection[int]) -> None:
+        """End requests as they are; their Finished comes. In a pool that is closed, nothing is left to cancel."""
+        if self._line is not None and self.is_open and request_ids:
+            self._line.cancel(batch, request_ids)
+
+    def drain(self) -> None:
+        """End what has not begun. Raises PoolClosed."""
+        self.require_open()[1].drain()
+
+    def give_up(self, batch: Batch) -> None:
+        """Cancel what is left, and hear no more of it. Takes no lock: it may run wherever an object is dropped."""
+        if self._line is not None and self.is_open:
+            self._line.give_up(batch)
 
     def ask(self, question: Callable[[int], ToCoordinator], timeout_s: float) -> Started | Answer:
         """Send the question that is made with a number, and wait for its answer."""
         _, line = self.require_open()
         number, inbox = next(self._questions), Inbox()
-        line.follow(inbox, questions=[number])
-        line.send(question(number))
+        line.ask(inbox, number, question(number))
         answer = self.receive(inbox, timeout_s)
         if not isinstance(answer, Started | Answer):
             raise LeafsumError(f"expected the answer to question {number}, got {type(answer).__name__}")
@@ -111,27 +131,51 @@ class Conversation:
         """The next message in `inbox`, when there is one.
 
         The coordinator's Fatal, its death, and its silence for `timeout_s` while this waits are raised here and in
-        every other call that waits, and end the conversation.
+        every other call that waits, and end the conversation. A gang that is started again gives it longer.
         """
-        coordinator, line = self._coordinator, self._line
-        assert coordinator is not None, "nothing was sent without one"
-        assert line is not None, "nothing was sent without one"
-        limit_s = timeout_s + GRACE_S
-        deadline_s = time.monotonic() + limit_s
+        patience = self._patience(timeout_s)
         while True:
             try:
-                message = inbox.get(timeout=max(0.0, deadline_s - time.monotonic()))
+                word = inbox.get(patience.left_s())
             except queue.Empty:
-                if line.last_heard_s + limit_s > deadline_s:  # it spoke, of others' requests
-                    deadline_s = line.last_heard_s + limit_s
-                else:
-                    line.hang_up(silence(coordinator, limit_s))
-                    deadline_s = time.monotonic() + limit_s
                 continue
-            if not isinstance(message, Fatal):
-                return message
-            self.close()
-            raise self._error_of(message, coordinator)
+            if isinstance(word, Fatal):
+                self.close()
+            return self._said(word)
+
+    async def areceive(self, inbox: Inbox, timeout_s: float) -> Started | Advance | Finished | Answer | None:
+        """As `receive`, for a task: its event loop goes on meanwhile, also while the conversation ends."""
+        from asyncio import to_thread  # slow to import, and a program with a loop has it
+
+        patience = self._patience(timeout_s)
+        while True:
+            try:
+                word = await inbox.aget(patience.left_s())
+            except queue.Empty:
+                continue
+            if isinstance(word, Fatal):
+                await to_thread(self.close)
+            return self._said(word)
+
+    def _patience(self, timeout_s: float) -> _Patience:
+        self._refuse_forked_copy()
+        assert self._coordinator is not None, "nothing was sent without one"
+        assert self._line is not None, "nothing was sent without one"
+        return _Patience(self._line, self._coordinator, timeout_s + GRACE_S)
+
+    def _said(self, word: Word) -> Started | Advance | Finished | Answer | None:
+        if isinstance(word, Fatal):
+            assert self._coordinator is not None, "it has spoken"
+            raise self._error_of(word, self._coordinator)
+        return word
+
+    def _refuse_forked_copy(self) -> None:
+        if self._owner_pid != os.getpid():
+            raise PoolClosed(
+                f"this pool belongs to process {self._owner_pid}, and this is a forked copy of it, which has neither "
+                "the pool's thread nor its processes. Make a WorkerPool after the fork, in the process that uses it, "
+                'or start processes with the "spawn" method'
+            )
 
     def _error_of(self, end: Fatal, coordinator: Child) -> LeafsumError:
         if end is CLOSED_MEANWHILE and self._closing_thread == threading.get_ident():
@@ -158,10 +202,32 @@ class Conversation:
             if self._line is not None:
                 self._line.join(END_TIMEOUT_S)
             elif self._coordinator is not None:
-                end_children([self._coordinator], CLOSE_TIMEOUT_S)
+                end_processes([self._coordinator], CLOSE_TIMEOUT_S)
             self._context.destroy(linger=0)
             self.run_folder.remove()
             self._is_closed = True
+
+
+class _Patience:
+    """How long one call waits for the coordinator's next word: `limit_s` since it began to, or since the last word.
+
+    It may be a word to others: a request that waits behind another for longer than a step is no fault.
+    """
+
+    def __init__(self, line: Line, coordinator: Child, limit_s: float) -> None:
+        self._line = line
+        self._coordinator = coordinator
+        self._limit_s = limit_s
+        self._begin_s = time.monotonic()
+
+    def left_s(self) -> float:
+        """The rest of it. Where nothing is left, the line is ended: what comes next is its end."""
+        limit_s = self._limit_s + self._line.recoveries.allowance_s
+        left_s = max(self._begin_s, self._line.last_heard_s) + limit_s - time.monotonic()
+        if left_s > 0.0:
+            return left_s
+        self._line.hang_up(silence(self._coordinator, limit_s))
+        return limit_s
 
 
 def _let_go(line: Line, owner_pid: int) -> None:

@@ -1,7 +1,8 @@
 """The coordinator process: `python -m leafsum.runtime.coordinator`, started by a pool.
 
 It alone decides: admission, batching, chunks, stops. One plan is under way at a time; a token is released to the pool
-only after every rank came to the same result. It ends when its pool's death pipe closes, and takes all ranks with it.
+only after every rank came to the same result. A gang that is lost is started again, and fed the tokens so far. It ends
+when its pool's death pipe closes, and takes all ranks with it.
 """
 
 from __future__ import annotations
@@ -9,29 +10,36 @@ from __future__ import annotations
 import argparse
 import contextlib
 import logging
-import os
 import sys
 import time
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
 import setproctitle
 import zmq
 
-from ..errors import ConfigError, LeafsumError, ModelError, PromptError
-from ..ranks.control import open_socket
-from ..ranks.messages import PROTOCOL_VERSION, Hello, Plan, Ready, Setup, StepResult, Traffic, decode, encode
+from ..errors import ConfigError, GangError, LeafsumError, ModelError, PromptError, ProtocolError
+from ..ranks.control import open_socket, poll
+from ..ranks.journal import Journal
+from ..ranks.logs import configure_logs
+from ..ranks.messages import Plan, StepResult, Traffic, decode, encode
 from .fatal import fatal_of
-from .gang import Gang, HostGone, agreed, check_hellos, check_ready
+from .gang import Gang, HostGone, agreed, rank_of
+from .gang_setup import Ranks, setup_of
+from .launcher import Launcher, Spawner
 from .messages import (
     TO_COORDINATOR,
     Advance,
     Answer,
     AskWitness,
     Cancel,
+    Drain,
     Finished,
     FromCoordinator,
+    GangLost,
+    GangRecovered,
     Order,
     RankReport,
     Reconfigure,
@@ -41,6 +49,7 @@ from .messages import (
     ToCoordinator,
 )
 from .open_request import no_stop_strings
+from .recovery import Restarts, can_be_recovered, can_be_tried_again, count_oom_kills, is_from_outside
 from .run_folder import RunFolder
 from .scheduler import Limits, Request, RequestStep, Scheduler
 from .settings import Settings
@@ -49,69 +58,149 @@ from .tokenizer import Tokenizer
 
 log = logging.getLogger("leafsum.coordinator")
 
+KILLS_RANKS = "this request was computed alone when its ranks were lost, twice with the same rows; it is given up"
 
-RANK_GRACE_S = 30.0
-"""How much longer ranks wait for one another than the coordinator for a step: it can name the one that hangs."""
+FIRST_WORD_TIMEOUT_S = 60.0
+"""How long the pool may take for its first word; it speaks as soon as the line is up."""
+
+ENDING_S = 30.0
+"""The longest that a lost gang may take to end: its deadlines, one after the other, and a margin."""
 
 
 class Coordinator:
-    """One run: start, loop, and whatever ends it."""
+    """One run: start, loop, recoveries, and whatever ends it."""
 
-    def __init__(self, run_folder: RunFolder, host_death_fd: int) -> None:
+    def __init__(self, run_folder: RunFolder, host_death_fd: int, launcher: Launcher) -> None:
         self.run_folder = run_folder
         self.run_folder.hold()
         self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self.host = open_socket(self.context, zmq.PAIR, run_folder.host_socket, bind=True)
         self.host_death_fd = host_death_fd
-        self.readies: list[Ready] = []
+        self.launcher = launcher
+        self.journal = Journal(log, run_folder.run_id)
         self.traffic: dict[int, Traffic] = {}
         self.heard: deque[ToCoordinator] = deque()
-        self.gang: Gang
+        self.gang: Gang | None = None
+        self.num_lost = 0
+        """Gangs that were lost: the number of the next one."""
+        self.num_oom_kills = 0
+        self.first_word: Start
+        self.limits: Limits
         self.scheduler: Scheduler
+        self.restarts: Restarts
         self.settings: Settings
-        self.model_dir: Path
         self.tokenizer: Tokenizer | None = None
         """Opened for the first request that has stop strings."""
 
     def run(self) -> None:
-        """Serve until the pool goes away or the gang fails; the pool hears why."""
+        """Serve until the pool goes away or the gang fails for good; the pool hears why."""
         try:
             self.start(self._first_word())
             while True:
                 self.obey()
                 plan = self.scheduler.plan()
-                if plan is None:
-                    self._wait_for_host()
+                try:
+                    results = self._wait_for_host() if plan is None else self._step(plan)
+                except (GangError, ProtocolError) as error:
+                    self.recover(error, plan)
                 else:
-                    self.execute(plan)
+                    if plan is not None:
+                        self._release(plan, results)
         except HostGone:
-            log.info("run %s: the pool is gone; the ranks end", self.run_folder.run_id)
+            self.journal.note("pool-gone", level=logging.INFO)
         except Exception as error:
-            log.info("run %s ends: %s: %s", self.run_folder.run_id, type(error).__name__, error)
+            self.journal.note("fatal", level=logging.INFO, kind=type(error).__name__, text=error)
             with contextlib.suppress(HostGone):
                 self._tell_pool(fatal_of(error))
         finally:
-            if hasattr(self, "gang"):
+            if self.gang is not None:
                 self.gang.end()
             self.context.destroy()
             self.run_folder.remove()  # the pool does the same, unless it is dead
 
     def start(self, start: Start) -> None:
-        """Spawn the ranks, set them up, and see that they are alike."""
+        """Start the first gang. Whatever is wrong with it is the caller's to mend: there is nothing to recover yet."""
+        self.first_word = start
         self.settings = settings = Settings.from_dict(start.settings)
-        self.model_dir = Path(start.model_dir)
-        limits = Limits.of(settings, start.model_max_context)
-        self.scheduler = Scheduler(limits, start.num_layers)
-        self.gang = Gang(self.context, self.run_folder, settings, self.host_death_fd)
-        self.gang.spawn()
-        deadline_s = time.monotonic() + settings.start_timeout_s
-        hellos = self.gang.collect(Hello, "the first word", settings.start_timeout_s)
-        check_hellos(hellos, self.run_folder.run_id)
-        self.gang.send_setups([setup_of(settings, start, limits, self.run_folder, rank) for rank in range(settings.tp)])
-        self.readies = self.gang.collect(Ready, "loading the model", deadline_s - time.monotonic())
-        check_ready(self.readies, settings.digest(), start.model_digest)
-        log.info("run %s: %d ranks are ready", self.run_folder.run_id, settings.tp)
+        self.limits = Limits.of(settings, start.model_max_context)
+        self.scheduler = Scheduler(self.limits, start.num_layers)
+        self.restarts = Restarts(settings)
+        self._start_gang(settings.tp)
         self._tell_pool(Started())
+
+    def recover(self, error: LeafsumError, plan: Plan | None) -> None:
+        """The gang is lost, with `plan` under way: another one takes its place, and every open request goes on.
+
+        Raises `error` where that cannot or must not be, and the last gang's own where none came up.
+        """
+        begin_s = time.monotonic()
+        if not (can_be_recovered(error) and self.launcher.can_launch_again):
+            raise error
+        assert self.gang is not None, "one has failed"
+        by_its_rows = not is_from_outside(
+            error,
+            has_stopped_rank=self.gang.has_stopped_rank(),
+            num_oom_kills=count_oom_kills() - self.num_oom_kills,
+        )
+        for num_ranks in self.restarts.sizes():
+            self._tell_of_loss(error)
+            self.gang.end()
+            for request in self.scheduler.lose(plan, by_its_rows=by_its_rows):
+                self._report(RequestStep(request, 0, (), "failed", f"{KILLS_RANKS}: {error}"))
+            plan = None  # blamed once
+            try:
+                self._start_gang(num_ranks)
+            except LeafsumError as again:
+                if not can_be_tried_again(again, self.settings.recover):
+                    raise
+                error = again
+            else:
+                self._tell_of_recovery(time.monotonic() - begin_s)
+                return
+        error.args = (f"{error}{self.restarts.why_no_more()}",)
+        raise error
+
+    def _start_gang(self, num_ranks: int) -> None:
+        settings, start = self.settings, self.first_word
+        self.num_oom_kills = count_oom_kills()
+        self.traffic = {}
+        self.gang = gang = Gang(
+            self.context,
+            self.run_folder,
+            self.launcher,
+            self.host_death_fd,
+            num_ranks=num_ranks,
+            number=self.num_lost,
+        )
+        ranks = Ranks(num_ranks, str(self.run_folder.store(gang.number)), self.scheduler.step)
+        gang.start(
+            [setup_of(settings, start, self.run_folder.run_id, ranks, rank) for rank in range(num_ranks)],
+            settings_digest=settings.digest(),
+            model_digest=start.model_digest,
+            timeout_s=settings.start_timeout_s,
+        )
+        self.journal.note("ready", level=logging.INFO, gang=gang.number, tp=num_ranks)
+
+    def _tell_of_loss(self, error: LeafsumError) -> None:
+        assert self.gang is not None, "one has failed"
+        self.num_lost += 1
+        lost = GangLost(
+            number=self.num_lost,
+            cause=str(error),
+            rank=rank_of(error),
+            step=self.gang.step if self.gang.is_at_it else -1,
+            num_open=self.scheduler.num_open,
+            timeout_s=self.settings.start_timeout_s + ENDING_S,
+        )
+        self.journal.note("gang-lost", lost.step, level=logging.INFO, number=lost.number, cause=lost.cause)
+        self._tell_pool(lost)
+
+    def _tell_of_recovery(self, seconds: float) -> None:
+        assert self.gang is not None, "it has just come up"
+        pids = tuple(self.gang.processes[rank].pid for rank in range(self.gang.num_ranks))
+        number, num_ranks = self.num_lost, self.gang.num_ranks
+        self.journal.note("gang-recovered", level=logging.INFO, number=number, tp=num_ranks, seconds=seconds)
+        self._tell_pool(GangRecovered(number=number, num_ranks=num_ranks, pids=pids, seconds=seconds))
 
     def obey(self) -> None:
         """Act on all that the pool has said so far. Between steps only: a plan under way is never touched."""
@@ -123,9 +212,10 @@ class Coordinator:
                     for order in message.orders:
                         self._submit(order)
                 case Cancel():
-                    for request_id in message.request_ids:
-                        if (request := self.scheduler.cancel(request_id)) is not None:
-                            self._report(RequestStep(request, 0, (), "cancelled"))
+                    cancelled = map(self.scheduler.cancel, message.request_ids)
+                    self._report_cancelled(request for request in cancelled if request is not None)
+                case Drain():
+                    self._report_cancelled(self.scheduler.drain())
                 case Reconfigure():
                     self._tell_pool(self._answer(message.question, self._reconfigure(message)))
                 case AskWitness():
@@ -133,14 +223,22 @@ class Coordinator:
                 case Start():
                     raise LeafsumError("expected one Start, got a second: a coordinator serves one pool, once")
 
-    def execute(self, plan: Plan) -> None:
-        """One step: every rank computes the plan, all must agree, then the pool hears of it."""
+    def _step(self, plan: Plan) -> list[StepResult]:
+        """One step: every rank computes the plan."""
+        assert self.gang is not None, "it was started before any request came"
         self.gang.send_plan(plan)
-        results = self.gang.collect(StepResult, f"step {plan.step}", self.settings.step_timeout_s)
+        return self.gang.collect(StepResult, f"step {plan.step}", self.settings.step_timeout_s)
+
+    def _release(self, plan: Plan, results: list[StepResult]) -> None:
+        """All must agree; then the pool hears of it."""
         result = agreed(plan, results, self.run_folder.run_id)
         self.traffic = {each.rank: each.traffic for each in results}
         for done in self.scheduler.apply(plan, result.runs):
             self._report(done)
+
+    def _report_cancelled(self, requests: Iterable[Request]) -> None:
+        for request in requests:
+            self._report(RequestStep(request, 0, (), "cancelled"))
 
     def _report(self, done: RequestStep) -> None:
         request = done.request
@@ -163,6 +261,8 @@ class Coordinator:
                     layer_hashes=bytes(request.layer_hashes),
                     stop_string=request.stop_string,
                     error=done.error,
+                    num_ranks=self.gang.num_ranks if self.gang else 0,
+                    num_recoveries=request.num_recoveries,
                 )
             )
 
@@ -185,9 +285,10 @@ class Coordinator:
     def _stop_finder(self, stop_strings: tuple[str, ...]) -> StopFinder | None:
         if not stop_strings:
             return None
-        self.tokenizer = self.tokenizer or Tokenizer.open(self.model_dir)
+        model_dir = Path(self.first_word.model_dir)
+        self.tokenizer = self.tokenizer or Tokenizer.open(model_dir)
         if self.tokenizer is None:
-            raise PromptError(f"stop: {no_stop_strings(self.model_dir)}")
+            raise PromptError(f"stop: {no_stop_strings(model_dir)}")
         return StopFinder(self.tokenizer, stop_strings)
 
     def _reconfigure(self, message: Reconfigure) -> str:
@@ -207,6 +308,7 @@ class Coordinator:
         return ""
 
     def _answer(self, question: int, error: str) -> Answer:
+        assert self.gang is not None, "it was started before any question came"
         idle = Traffic(calls={}, bytes_sent=0, bytes_received=0, num_exchanges=0)
         return Answer(
             question=question,
@@ -215,8 +317,13 @@ class Coordinator:
             most_rows=self.scheduler.most_rows,
             most_live_requests=self.scheduler.most_live_requests,
             ranks=tuple(
-                RankReport(rank=rank, pid=child.pid, ready=ready, traffic=self.traffic.get(rank, idle))
-                for rank, (child, ready) in enumerate(zip(self.gang.children, self.readies, strict=True))
+                RankReport(
+                    rank=ready.rank,
+                    pid=self.gang.processes[ready.rank].pid,
+                    ready=ready,
+                    traffic=self.traffic.get(ready.rank, idle),
+                )
+                for ready in self.gang.readies
             ),
         )
 
@@ -224,21 +331,24 @@ class Coordinator:
         poller = zmq.Poller()
         for source in (self.host, self.host_death_fd):
             poller.register(source, zmq.POLLIN)
-        if self.host not in dict(poller.poll()):
+        ready = poll(poller, FIRST_WORD_TIMEOUT_S)
+        if self.host not in ready:
             raise HostGone
         message = decode(self.host.recv(), TO_COORDINATOR)
         if not isinstance(message, Start):
             raise LeafsumError(f"expected Start as the pool's first word, got {type(message).__name__}")
         return message
 
-    def _wait_for_host(self) -> None:
-        """Idle: one poll over the pool's socket and everything that can go wrong meanwhile."""
+    def _wait_for_host(self) -> list[StepResult]:
+        """Idle: one poll over the pool's socket and everything that can go wrong meanwhile. No result comes of it."""
+        assert self.gang is not None, "it was started before the run was idle"
         self.gang.poller.register(self.host, zmq.POLLIN)
         try:
             if self.gang.poll(None):
                 self.gang.refuse_word()
         finally:
             self.gang.poller.unregister(self.host)
+        return []
 
     def _listen(self) -> None:
         while self.host.poll(0):
@@ -252,35 +362,6 @@ class Coordinator:
             raise HostGone from None
 
 
-def setup_of(settings: Settings, start: Start, limits: Limits, run_folder: RunFolder, rank: int) -> Setup:
-    return Setup(
-        protocol=PROTOCOL_VERSION,
-        run_id=run_folder.run_id,
-        rank=rank,
-        num_ranks=settings.tp,
-        model_dir=start.model_dir,
-        device=settings.device,
-        dtype=settings.dtype,
-        exchange=settings.exchange,
-        placement=settings.placement,
-        page_size=settings.page_size,
-        num_pages=limits.num_pages,
-        num_slots=limits.num_slots,
-        max_pages_per_slot=-(-limits.max_context // settings.page_size),
-        num_threads=settings.threads or max(1, len(os.sched_getaffinity(0)) // settings.tp),
-        transport=settings.transport,
-        digests=settings.digests,
-        layer_digests=settings.layer_digests,
-        control=settings.control,
-        poison=settings.poison,
-        hazards=settings.hazards,
-        delay_seed=settings.delay_seed,
-        store_path=str(run_folder.store),
-        start_timeout_s=settings.start_timeout_s,
-        step_timeout_s=settings.step_timeout_s + RANK_GRACE_S,
-    )
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(prog="leafsum.runtime.coordinator", description="A coordinator; a pool starts it.")
     parser.add_argument("--run-folder", type=Path, required=True)
@@ -289,9 +370,13 @@ def main() -> None:
     parser.add_argument("--death-fd", type=int, required=True)
     args = parser.parse_args()
     setproctitle.setproctitle(f"leafsum: coordinator {args.run_id}")
-    logging.basicConfig(level=args.log_level.upper(), format="%(asctime)s %(name)s %(levelname)s %(message)s")
+    configure_logs(args.log_level, args.run_id)
     try:
-        coordinator = Coordinator(RunFolder(args.run_folder, args.run_id), args.death_fd)
+        coordinator = Coordinator(
+            RunFolder(args.run_folder, args.run_id),
+            args.death_fd,
+            Spawner(args.run_id, args.log_level, args.death_fd),
+        )
     except (OSError, ConfigError) as error:
         if args.run_folder.exists():
             sys.exit(f"leafsum: the coordinator cannot start: {error}")  # no socket, so the pool hears the exit code

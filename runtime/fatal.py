@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import traceback
 
+from msgspec.structs import replace
+
 from .. import errors
-from ..errors import DeadlineExceeded, LeafsumError, RankError, RankLost
+from ..errors import DeadlineExceeded, GangError, LeafsumError, RankError, RankLost
 from .messages import Fatal
 
 
@@ -15,14 +17,16 @@ def fatal_of(error: Exception) -> Fatal:
         text = f"the coordinator failed: {type(error).__name__}: {error}"
         trace = "".join(traceback.format_exception(error))
         return Fatal(kind=LeafsumError.__name__, text=text, traceback_text=trace)
-    kind, text = type(error).__name__, str(error)
+    fatal = Fatal(
+        kind=type(error).__name__, text=str(error), events=error.events if isinstance(error, GangError) else ()
+    )
     if isinstance(error, RankError):
-        return Fatal(kind=kind, text=text, rank=error.rank, step=error.step, traceback_text=error.traceback_text)
+        return replace(fatal, rank=error.rank, step=error.step, traceback_text=error.traceback_text)
     if isinstance(error, RankLost):
-        return Fatal(kind=kind, text=text, role=error.role, exit_status=error.exit_status)
+        return replace(fatal, role=error.role, exit_status=error.exit_status)
     if isinstance(error, DeadlineExceeded):
-        return Fatal(kind=kind, text=text, what=error.what, timeout_s=error.timeout_s)
-    return Fatal(kind=kind, text=text)
+        return replace(fatal, what=error.what, timeout_s=error.timeout_s)
+    return fatal
 
 
 def error_of(fatal: Fatal) -> LeafsumError:
@@ -30,11 +34,12 @@ def error_of(fatal: Fatal) -> LeafsumError:
     named = getattr(errors, fatal.kind, None)
     kind = named if isinstance(named, type) and issubclass(named, LeafsumError) else LeafsumError
     if issubclass(kind, RankError):
-        return kind(fatal.text, rank=fatal.rank, step=fatal.step, traceback_text=fatal.traceback_text)
+        at = {"rank": fatal.rank, "step": fatal.step}
+        return kind(fatal.text, **at, traceback_text=fatal.traceback_text, events=fatal.events)
     if issubclass(kind, RankLost):
-        return kind(fatal.text, role=fatal.role, exit_status=fatal.exit_status)
+        return kind(fatal.text, role=fatal.role, exit_status=fatal.exit_status, events=fatal.events)
     if issubclass(kind, DeadlineExceeded):
-        return kind(fatal.text, what=fatal.what, timeout_s=fatal.timeout_s)
+        return kind(fatal.text, what=fatal.what, timeout_s=fatal.timeout_s, events=fatal.events)
     error = kind(fatal.text)
     if fatal.traceback_text:
         error.add_note(fatal.traceback_text)

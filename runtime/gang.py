@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import os
+import logging
+import signal
 import time
 from collections.abc import Mapping
 from typing import NoReturn, TypeVar
@@ -20,6 +21,7 @@ from ..errors import (
     RankMismatch,
 )
 from ..ranks.control import open_socket, poll, rank_identity
+from ..ranks.journal import Journal, merged_lines
 from ..ranks.messages import (
     FROM_RANK,
     LEFT_WITH_FAILURE,
@@ -29,6 +31,7 @@ from ..ranks.messages import (
     Hello,
     Plan,
     Ready,
+    Run,
     RunResult,
     Setup,
     StepResult,
@@ -36,10 +39,12 @@ from ..ranks.messages import (
     decode,
     encode,
 )
-from .child import Child, describe_exit, end_children
+from .child import EXIT_UNKNOWN, STOPPED, Process, describe_exit, end_processes
+from .launcher import Launcher
 from .layer_hashes import first_difference, num_layers_of
 from .run_folder import RunFolder
-from .settings import Settings
+
+log = logging.getLogger("leafsum.gang")
 
 LEAVE_TIMEOUT_S = 3.0
 """How long ranks may take to leave once their death pipes are closed; then SIGTERM."""
@@ -58,44 +63,65 @@ class HostGone(Exception):
 
 
 class Gang:
-    """The ranks of one run.
+    """The ranks of one run, until one of them fails; a run may have several gangs, one after the other.
 
     `collect` is the only wait for them: every answer, a death and a deadline end in it alike.
     """
 
     def __init__(
-        self, context: zmq.Context[zmq.Socket[bytes]], run_folder: RunFolder, settings: Settings, host_death_fd: int
+        self,
+        context: zmq.Context[zmq.Socket[bytes]],
+        run_folder: RunFolder,
+        launcher: Launcher,
+        host_death_fd: int,
+        *,
+        num_ranks: int,
+        number: int,
     ) -> None:
-        self.num_ranks = num_ranks = settings.tp
-        self._log_level = settings.log_level
+        self.num_ranks = num_ranks
+        self.number = number
         self.run_id = run_folder.run_id
         self.step = -1
-        self.children: list[Child] = []
+        """The last that was begun."""
+        self.is_at_it = False
+        """Whether that step is under way."""
+        self.processes: dict[int, Process] = {}
+        """By rank."""
+        self.readies: list[Ready] = []
         self.poller = zmq.Poller()
-        self.socket = open_socket(context, zmq.ROUTER, run_folder.ranks_socket, bind=True)
+        self.socket = open_socket(context, zmq.ROUTER, run_folder.ranks_socket(number), bind=True)
         self.host_death_fd = host_death_fd
         for source in (self.socket, host_death_fd):
             self.poller.register(source, zmq.POLLIN)
-        self._identities = {rank_identity(run_folder.run_id, rank): rank for rank in range(num_ranks)}
+        self._launcher = launcher
         self._run_folder = run_folder
+        self._identities = {rank_identity(self.run_id, rank): rank for rank in range(num_ranks)}
+        self._journals = [Journal(log, self.run_id, rank) for rank in range(num_ranks)]
 
-    def spawn(self) -> None:
-        """Start every rank process; liveness is registered before the first of them does anything slow.
-
-        A rank also watches the program's death pipe: a coordinator that is stopped cannot pass its end on.
+    def start(self, setups: list[Setup], *, settings_digest: str, model_digest: str, timeout_s: float) -> None:
+        """Launch the ranks, set them up, and see that they are alike. Raises whatever `collect` does, RankMismatch,
+        and LeafsumError where a process cannot be started.
         """
+        deadline_s = time.monotonic() + timeout_s
         for rank in range(self.num_ranks):
-            arguments = ["--run-folder", str(self._run_folder.path), "--run-id", self.run_id, "--rank", str(rank)]
-            arguments += ["--tp", str(self.num_ranks), "--parent-pid", str(os.getpid()), "--log-level", self._log_level]
-            try:
-                child = Child(f"rank {rank}", "leafsum.ranks.worker", arguments, rank_environment(), self.host_death_fd)
-            except OSError as error:
-                raise LeafsumError(
-                    f"cannot start rank {rank} of {self.num_ranks}: {error.strerror}. Look at the limits of processes "
-                    "and open files (ulimit -u, ulimit -n), and at free memory"
-                ) from error
-            self.children.append(child)
-            self.poller.register(child.pidfd, zmq.POLLIN)
+            self._watch(rank, self._launcher.launch(rank, self.num_ranks, self._run_folder.ranks_socket(self.number)))
+        hellos = self.collect(Hello, "the first word of every rank", timeout_s)
+        check_hellos(hellos, self.run_id)
+        for hello in hellos:
+            if hello.rank not in self.processes:
+                self._watch(hello.rank, running_process(hello))
+        for identity, setup in zip(self._identities, setups, strict=True):
+            self._journals[setup.rank].note("setup-sent", self.step)
+            self._send_to(identity, encode(setup))
+        self.readies = self.collect(Ready, "loading the model", deadline_s - time.monotonic())
+        check_ready(self.readies, settings_digest, model_digest)
+
+    def _watch(self, rank: int, process: Process | None) -> None:
+        """Liveness is registered before the rank does anything slow."""
+        if process is not None:
+            self.processes[rank] = process
+            self.poller.register(process.pidfd, zmq.POLLIN)
+            self._journals[rank].note("started", self.step, pid=process.pid, gang=self.number)
 
     def send(self, message: ToRank) -> None:
         """Send the same message to every rank."""
@@ -103,12 +129,10 @@ class Gang:
         for identity in self._identities:
             self._send_to(identity, frame)
 
-    def send_setups(self, setups: list[Setup]) -> None:
-        for identity, setup in zip(self._identities, setups, strict=True):
-            self._send_to(identity, encode(setup))
-
     def send_plan(self, plan: Plan) -> None:
-        self.step = plan.step
+        self.step, self.is_at_it = plan.step, True
+        for rank in range(self.num_ranks):
+            self._journals[rank].note("plan-sent", self.step, num_runs=len(plan.runs))
         self.send(plan)
 
     def collect(self, kind: type[A], what: str, timeout_s: float) -> list[A]:
@@ -125,10 +149,9 @@ class Gang:
             if isinstance(message, Failure):
                 raise self._cause(message)
             if not isinstance(message, kind) or rank in answers:
-                raise ProtocolError(
-                    f"expected one {kind.__name__} of each rank, got {type(message).__name__} of rank {rank}"
-                )
+                raise self._breach(rank, f"expected one {kind.__name__} of each rank, got {type(message).__name__}")
             answers[rank] = message
+        self.is_at_it = False
         return [answers[rank] for rank in range(self.num_ranks)]
 
     def poll(self, timeout_s: float | None) -> bool:
@@ -141,37 +164,45 @@ class Gang:
             return True
         if self.host_death_fd in ready:
             raise HostGone
-        dead = [child for child in self.children if child.pidfd in ready]
+        dead = [process for process in self.processes.values() if process.pidfd in ready]
         if not dead:
             return False
         if self.socket.poll(LAST_WORDS_MS):
             return True
-        raise self._lost(min(dead, key=lambda child: child.wait(1.0) or 0))  # a signal before an exit code
+        raise self._lost(min(dead, key=lambda process: process.wait(1.0) or 0))  # a signal before an exit code
 
     def refuse_word(self) -> NoReturn:
         """Take in what a rank says while nothing was asked: its Failure, or a breach of the protocol."""
         rank, message = self._receive()
         if isinstance(message, Failure):
             raise self._cause(message)
-        raise ProtocolError(f"expected no word of rank {rank} while the gang is idle, got {type(message).__name__}")
+        raise self._breach(rank, f"expected no word while the gang is idle, got {type(message).__name__}")
+
+    def has_stopped_rank(self) -> bool:
+        """Whether a signal has stopped one of them, as the kernel says."""
+        return any(process.state() == STOPPED for process in self.processes.values())
 
     def end(self) -> None:
         """Tell the ranks to leave, then SIGTERM, then SIGKILL. Returns when none is left. Safe to call again."""
-        end_children(self.children, LEAVE_TIMEOUT_S)
+        end_processes(self.processes.values(), LEAVE_TIMEOUT_S)
+        self.socket.close(linger=0)
+        self._run_folder.remove_gang(self.number)
 
     def _receive(self) -> tuple[int, FromRank]:
         identity, *frames = self.socket.recv_multipart()
-        if identity not in self._identities:
+        rank = self._identities.get(identity, -1)
+        if rank < 0:
             raise ProtocolError(f"expected a rank of run {self.run_id}, got a message from {identity!r}")
         if len(frames) != 1:
-            raise ProtocolError(f"rank {self._identities[identity]}: expected one frame, got {len(frames)}")
+            raise self._breach(rank, f"expected one frame, got {len(frames)}")
         try:
             message = decode(frames[0], FROM_RANK)
         except ProtocolError as error:
-            raise ProtocolError(f"rank {self._identities[identity]}: {error}") from None
-        if message.rank != self._identities[identity]:
-            raise ProtocolError(f"rank {self._identities[identity]} speaks as rank {message.rank}")
-        return message.rank, message
+            raise self._breach(rank, str(error)) from None
+        if message.rank != rank:
+            raise self._breach(rank, f"it speaks as rank {message.rank}")
+        self._journals[rank].note(f"{type(message).__name__.lower()}-heard", self.step)
+        return rank, message
 
     def _cause(self, failure: Failure) -> LeafsumError:
         """The error behind a rank's Failure.
@@ -179,10 +210,10 @@ class Gang:
         A broken exchange is told by the survivors: a death, or a peer's own failure, is its cause and outranks it.
         """
         deadline_s = time.monotonic() + CAUSE_TIMEOUT_S
-        silent = {rank: child for rank, child in enumerate(self.children) if rank != failure.rank}
+        silent = {rank: process for rank, process in self.processes.items() if rank != failure.rank}
         while failure.transport and silent and (left_s := deadline_s - time.monotonic()) > 0:
             watched = zmq.Poller()
-            for source in (self.socket, *(child.pidfd for child in silent.values())):
+            for source in (self.socket, *(process.pidfd for process in silent.values())):
                 watched.register(source, zmq.POLLIN)
             ready = poll(watched, left_s)
             if self.socket in ready:
@@ -191,9 +222,9 @@ class Gang:
                     silent.pop(rank, None)
                     failure = failure if message.transport else message
                 continue
-            for rank, child in [(rank, child) for rank, child in silent.items() if child.pidfd in ready]:
-                if child.wait(1.0) != LEFT_WITH_FAILURE:
-                    return self._lost(child)
+            for rank, process in [each for each in silent.items() if each[1].pidfd in ready]:
+                if process.wait(1.0) != LEFT_WITH_FAILURE:
+                    return self._lost(process)
                 del silent[rank]
         return self._failed(failure)
 
@@ -204,48 +235,90 @@ class Gang:
             return ModelError(text)
         if failure.kind == ConfigError.__name__:
             return ConfigError(text)
-        return RankError(text, rank=failure.rank, step=failure.step, traceback_text=failure.traceback_text)
+        return RankError(
+            text,
+            rank=failure.rank,
+            step=failure.step,
+            traceback_text=failure.traceback_text,
+            events=merged_lines(self._journals[failure.rank].events, failure.events),
+        )
 
     def _late(self, what: str, timeout_s: float, answers: Mapping[int, object]) -> DeadlineExceeded:
         """Ranks that wait for a hung peer are as silent as the peer: what the kernel says of each tells them apart."""
-        silent = [
-            f"{child.role} (pid {child.pid}) is {child.state()}"
-            for rank, child in enumerate(self.children)
-            if rank not in answers
-        ]
+        late = [rank for rank in range(self.num_ranks) if rank not in answers]
+        states = {rank: self.processes[rank].state() if rank in self.processes else NOT_THERE for rank in late}
+        told = [f"{self._name(rank)} is {state}" for rank, state in states.items()]
+        suspect = next((rank for rank in late if states[rank] != "sleeping"), late[0])
         return DeadlineExceeded(
-            f"waited {timeout_s:g} s for {what}, {len(silent)} of {self.num_ranks} ranks have not answered: "
-            f"{'; '.join(silent)}. A rank that is stopped or running hangs, sleeping ones wait for it",
+            f"waited {timeout_s:g} s for {what}, {len(late)} of {self.num_ranks} ranks have not answered: "
+            f"{'; '.join(told)}. A rank that is stopped or running hangs, sleeping ones wait for it",
             what=what,
             timeout_s=timeout_s,
+            events=merged_lines(self._journals[suspect].events),
         )
 
-    def _lost(self, child: Child) -> RankLost:
-        exit_status = child.wait(1.0)
-        where = f"at step {self.step}" if self.step >= 0 else "before the first step"
+    def _lost(self, process: Process) -> RankLost:
+        exit_status = process.wait(1.0)
+        rank = next(rank for rank, each in self.processes.items() if each is process)
         return RankLost(
-            f"{child.role} of {self.num_ranks} (pid {child.pid}) is gone {where}: {describe_exit(exit_status)}. "
-            "Its last words are on stderr above, if it had any; the kernel's log tells of an out-of-memory kill, and a "
-            "bus error of a model file that was cut short while it was in use",
-            role=child.role,
+            f"{process.role} of {self.num_ranks} (pid {process.pid}) is gone {self._when()}: "
+            f"{describe_exit(exit_status)}. {HINTS.get(exit_status, LAST_WORDS)}",
+            role=process.role,
             exit_status=exit_status,
+            events=merged_lines(self._journals[rank].events),
         )
 
     def _send_to(self, identity: bytes, frame: bytes) -> None:
-        child = self.children[self._identities[identity]]
+        rank = self._identities[identity]
         try:
             self.socket.send_multipart([identity, frame])
         except zmq.ZMQError as error:
-            if child.wait(1.0) is None:
-                raise ProtocolError(f"{child.role} is {child.state()} but cannot be reached: {error}") from error
-            raise self._lost(child) from error
+            process = self.processes[rank]
+            if process.wait(CAUSE_TIMEOUT_S) is None:
+                raise self._breach(rank, f"it is {process.state()} but cannot be reached: {error}") from error
+            # it is gone: `collect`, which follows, hears its last words
+
+    def _breach(self, rank: int, text: str) -> ProtocolError:
+        return ProtocolError(f"{self._name(rank)} {self._when()}: {text}", rank=rank)
+
+    def _name(self, rank: int) -> str:
+        process = self.processes.get(rank)
+        return f"rank {rank}" if process is None else f"{process.role} (pid {process.pid})"
+
+    def _when(self) -> str:
+        if self.step < 0:
+            return "before its first step"
+        return f"at step {self.step}" if self.is_at_it else f"after step {self.step}"
 
 
-def rank_environment() -> dict[str, str]:
-    """A rank inherits this process's environment; its libraries' own thread pools stay out of the way of the
-    kernels'.
-    """
-    return {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+def rank_of(error: LeafsumError) -> int:
+    """The rank that an error of a gang is about; -1 where it is about several, or none."""
+    if isinstance(error, RankLost):
+        role, _, number = error.role.partition(" ")
+        return int(number) if role == "rank" else -1
+    return error.rank if isinstance(error, RankError | ProtocolError) else -1
+
+
+NOT_THERE = "not there yet"
+
+LAST_WORDS = "Its last words are on stderr above, if it had any"
+
+HINTS: Mapping[int | None, str] = {
+    -signal.SIGKILL: "Somebody has killed it, or the kernel for want of memory, of which the kernel's log tells",
+    -signal.SIGBUS: "A model file may have been cut short while it was in use",
+}
+"""By exit status."""
+
+
+def running_process(hello: Hello) -> Process:
+    """The process of a rank that somebody else has started. Raises RankLost where it has ended."""
+    role = f"rank {hello.rank}"
+    try:
+        return Process(role, hello.pid)
+    except ProcessLookupError:
+        raise RankLost(
+            f"{role} (pid {hello.pid}) said Hello and is gone", role=role, exit_status=EXIT_UNKNOWN
+        ) from None
 
 
 def agreed(plan: Plan, results: list[StepResult], run_id: str) -> StepResult:
@@ -261,11 +334,11 @@ def agreed(plan: Plan, results: list[StepResult], run_id: str) -> StepResult:
             )
     first = results[0]
     for other in results[1:]:
-        for mine, theirs in zip(first.runs, other.runs, strict=True):
+        for run, mine, theirs in zip(plan.runs, first.runs, other.runs, strict=True):
             if mine != theirs:
                 raise RankMismatch(
                     f"run {run_id}: ranks disagree at step {plan.step}, slot {mine.slot}"
-                    f"{_where_layers_differ(mine, theirs, plan)}: rank {first.rank} has token "
+                    f"{_where_layers_differ(mine, theirs, run)}: rank {first.rank} has token "
                     f"{mine.token_id}, residual {mine.residual_hash:016x}; rank {other.rank} has token "
                     f"{theirs.token_id}, residual {theirs.residual_hash:016x}. No token of this step was released",
                     rank=other.rank,
@@ -274,9 +347,8 @@ def agreed(plan: Plan, results: list[StepResult], run_id: str) -> StepResult:
     return first
 
 
-def _where_layers_differ(mine: RunResult, theirs: RunResult, plan: Plan) -> str:
+def _where_layers_differ(mine: RunResult, theirs: RunResult, run: Run) -> str:
     """', position P, layer L': the first layer of the first row that differs; empty without layer hashes."""
-    run = next(run for run in plan.runs if run.slot == mine.slot)
     num_layers = num_layers_of(mine.layer_hashes, len(run.token_ids))
     place = first_difference(mine.layer_hashes, theirs.layer_hashes, num_layers)
     if place is None:
@@ -301,6 +373,7 @@ def check_ready(readies: list[Ready], settings_digest: str, model_digest: str) -
         for name, expected, found in (
             ("model digest", model_digest, ready.model_digest),
             ("settings digest", settings_digest, ready.settings_digest),
+            ("device", first.device, ready.device),
             ("exchange", first.exchange, ready.exchange),
             ("transport", first.transport, ready.transport),
             ("number of threads", str(first.num_threads), str(ready.num_threads)),

@@ -1,9 +1,9 @@
 """The line between a pool and its coordinator: one thread that sends for all callers, and gives each what is its own.
 
 A caller owns an inbox. Messages for its requests, and answers to its questions, are put into it as they come, whoever
-waits and whoever does not: a stream that nobody reads holds up no other. The socket is touched by this thread alone. It
-is no caller's thread, because a signal handler may raise in the program's main thread between any two instructions, and
-would lose another caller's message that was just being moved.
+waits and whoever does not: a stream that nobody reads holds up no other. The socket is touched by this thread alone;
+what callers want done they queue. It is no caller's thread, because a signal handler may raise in the program's main
+thread between any two instructions, and would lose another caller's message that was just being moved.
 """
 
 from __future__ import annotations
@@ -13,20 +13,37 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Iterable
-from queue import SimpleQueue
-from typing import TypeAlias
+from collections.abc import Callable, Collection, Sequence
+from functools import partial
 
 import zmq
 
+from ..errors import ProtocolError
 from ..ranks.control import poll
-from ..ranks.messages import decode, encode
-from .child import Child, end_children
+from ..ranks.messages import MAX_MESSAGE_BYTES, decode, encode
+from .admission import Admission, Batch
+from .child import Child, end_processes
 from .fatal import fatal_of
-from .messages import FROM_COORDINATOR, Advance, Answer, Fatal, Finished, FromCoordinator, Started, ToCoordinator
+from .inbox import Inbox
+from .messages import (
+    FROM_COORDINATOR,
+    Advance,
+    Answer,
+    Fatal,
+    Finished,
+    FromCoordinator,
+    GangLost,
+    GangRecovered,
+    Started,
+    ToCoordinator,
+)
+from .recoveries import Recoveries
 
 CLOSE_TIMEOUT_S = 15.0
 """How long the coordinator may take to end its ranks and leave; then SIGTERM, then SIGKILL. Its ranks die with it."""
+
+END_TIMEOUT_S = 1.0
+"""A dying coordinator's connection may break before its end is seen: how long to look for it."""
 
 LAST_WORDS_MS = 200
 """A death can be seen before the last message of the dead: how long to look for one."""
@@ -37,9 +54,6 @@ START_QUESTION = 0
 GONE = Fatal(kind="RankLost", text="the coordinator is gone", role="coordinator")
 """The coordinator died without a word. Whoever holds its process knows the exit status."""
 
-Inbox: TypeAlias = SimpleQueue[FromCoordinator | None]
-"""What one caller is told. A Fatal is the end of the line; None: its owner has no more use for it."""
-
 
 class Line:
     """`socket`, alone in its context, and `coordinator` pass to the line, which ends both after `leave`.
@@ -47,37 +61,55 @@ class Line:
     Its thread outlives an owner that was dropped, so nobody need wait for it, and no process stays behind.
     """
 
-    def __init__(self, socket: zmq.Socket[bytes], coordinator: Child) -> None:
+    def __init__(self, socket: zmq.Socket[bytes], coordinator: Child, run_id: str, queue_limit: int) -> None:
         self.end: Fatal | None = None
         """Why the line ended; None while it is open."""
         self.last_heard_s = time.monotonic()
+        self.recoveries = Recoveries(run_id)
         self._context, self._socket = socket.context, socket
         self._coordinator = coordinator
-        self._outbox: deque[bytes] = deque()
+        self._to_do: deque[Callable[[], object]] = deque()
         self._wake = _Wake()
         self._hang_up: Fatal | None = None
         self._is_left = False
-        self._of_request: dict[int, Inbox] = {}
+        self._admission = Admission(queue_limit, socket.send)
         self._of_question: dict[int, Inbox] = {}
         self._thread = threading.Thread(target=self._run, name="leafsum-pool", daemon=True)
         self._thread.start()
 
-    def send(self, message: ToCoordinator) -> None:
-        """Queue a message; never blocks. From any thread, and from finalizers. Raises ProtocolError for its size."""
-        self._outbox.append(encode(message))
-        self._wake.set()
+    def ask(self, inbox: Inbox, number: int, question: ToCoordinator) -> None:
+        """Queue a question; its answer comes into `inbox`. Never blocks. Raises ProtocolError for its size."""
+        frame = encode(question)
+        self._of_question[number] = inbox
+        self._do(partial(self._socket.send, frame))
+        self._tell_end(inbox)
 
-    def follow(self, inbox: Inbox, *, request_ids: Iterable[int] = (), questions: Iterable[int] = ()) -> None:
-        """From now on, what is said of these goes into `inbox`. Of a line that has ended, the end does."""
-        self._of_request.update(dict.fromkeys(request_ids, inbox))
-        self._of_question.update(dict.fromkeys(questions, inbox))
-        if self.end is not None:
-            inbox.put(self.end)
+    def admit(self, batch: Batch, request_ids: Sequence[int]) -> int:
+        """As Admission's. A line that has ended takes all of them, and tells why."""
+        num_admitted = len(request_ids) if self.end is not None else self._admission.admit(batch, request_ids)
+        self._tell_end(batch.inbox)
+        return num_admitted
 
-    def forget(self, request_ids: Iterable[int]) -> None:
-        """What is still said of these goes nowhere."""
-        for request_id in request_ids:
-            self._of_request.pop(request_id, None)
+    def submit(self, batch: Batch, frames: Collection[bytes], unsent: dict[int, bytes]) -> None:
+        """Queue what was admitted; `unsent`, by request id, follows when there are places. Never blocks."""
+        self._do(partial(self._admission.send, batch, frames, unsent))
+
+    def go_on(self, batch: Batch, request_id: int) -> None:
+        """The end of a request was read: another one may take its place. Never blocks."""
+        if batch.unsent:
+            self._do(partial(self._admission.go_on, batch, request_id))
+
+    def cancel(self, batch: Batch, request_ids: Collection[int]) -> None:
+        """End requests as they are. Never blocks; also for signal handlers."""
+        self._do(partial(self._admission.cancel, batch, request_ids))
+
+    def drain(self) -> None:
+        """End all requests that have not begun. Never blocks; also for signal handlers."""
+        self._do(self._admission.drain)
+
+    def give_up(self, batch: Batch) -> None:
+        """Nobody wants to hear of these requests any more. Never blocks and takes no lock: finalizers call it too."""
+        self._do(partial(self._admission.give_up, batch))
 
     def hang_up(self, why: Fatal) -> None:
         """End the line; every caller that waits is told `why`. Without effect on one that has ended."""
@@ -101,51 +133,82 @@ class Line:
             end = fatal_of(error)
         self._socket.close()
         self.end = end  # before the inboxes: one that is registered meanwhile finds it there
-        for inbox in [*self._of_request.values(), *self._of_question.values()]:
+        self._admission.end(end)
+        for inbox in [*self._of_question.values()]:
             inbox.put(end)
         poller = zmq.Poller()
         poller.register(self._wake.fd, zmq.POLLIN)
         while not self._is_left:
             poll(poller, None)
             self._wake.clear()
-        end_children([self._coordinator], CLOSE_TIMEOUT_S)
+        end_processes([self._coordinator], CLOSE_TIMEOUT_S)
         self._context.destroy(linger=0)
 
     def _serve(self) -> Fatal:
         poller = zmq.Poller()
-        for source in (self._socket, self._coordinator.pidfd, self._wake.fd):
+        breaks = self._socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+        for source in (self._socket, breaks, self._coordinator.pidfd, self._wake.fd):
             poller.register(source, zmq.POLLIN)
         while True:
             ready = poll(poller, None)
             if self._wake.fd in ready:
                 self._wake.clear()
-                while self._outbox:
-                    self._socket.send(self._outbox.popleft())
+                while self._to_do:
+                    self._to_do.popleft()()
                 if self._hang_up is not None:
                     return self._hang_up
             is_gone = self._coordinator.pidfd in ready
             if self._socket in ready or (is_gone and self._socket.poll(LAST_WORDS_MS)):
-                message = decode(self._socket.recv(), FROM_COORDINATOR)
+                message = self._hear()
                 self.last_heard_s = time.monotonic()
                 if isinstance(message, Fatal):
                     return message
                 self._deliver(message)
-            elif is_gone:
-                return GONE
+            elif is_gone or breaks in ready:
+                return self._lost()
 
-    def _deliver(self, message: Started | Advance | Finished | Answer) -> None:
-        """Words of a request that was given up, or to a caller that was interrupted, go nowhere."""
+    def _hear(self) -> FromCoordinator:
+        try:
+            return decode(self._socket.recv(), FROM_COORDINATOR)
+        except ProtocolError as error:
+            raise ProtocolError(f"of the coordinator (pid {self._coordinator.pid}) {error}") from None
+
+    def _lost(self) -> Fatal:
+        """Why there is no connection any more. ZeroMQ would make it again, but what was on its way is gone.
+
+        Exit code 0 says that the coordinator took the pool for gone: it has lost the connection too.
+        """
+        if self._coordinator.wait(END_TIMEOUT_S):
+            return GONE
+        return Fatal(
+            kind=ProtocolError.__name__,
+            text=f"the connection to the coordinator (pid {self._coordinator.pid}) broke: something has closed it, or "
+            f"has sent what is no frame, or one above {MAX_MESSAGE_BYTES:,} bytes. The coordinator and its ranks were "
+            "ended",
+        )
+
+    def _deliver(self, message: Started | Advance | Finished | Answer | GangLost | GangRecovered) -> None:
+        """An answer to a caller that was interrupted goes nowhere."""
         match message:
-            case Advance():
-                inbox = self._of_request.get(message.request_id)
-            case Finished():
-                inbox = self._of_request.pop(message.request_id, None)
-            case Answer():
-                inbox = self._of_question.pop(message.question, None)
-            case Started():
-                inbox = self._of_question.pop(START_QUESTION, None)
-        if inbox is not None:
-            inbox.put(message)
+            case Advance() | Finished():
+                self._admission.deliver(message)
+            case GangLost() | GangRecovered():
+                self.recoveries.take(message)
+            case Answer() | Started():
+                number = message.question if isinstance(message, Answer) else START_QUESTION
+                inbox = self._of_question.pop(number, None)
+                if inbox is not None:
+                    inbox.put(message)
+
+    def _do(self, what: Callable[[], object]) -> None:
+        """Have the line's thread do it, after all that was queued before."""
+        self._to_do.append(what)
+        self._wake.set()
+
+    def _tell_end(self, inbox: Inbox) -> None:
+        """One that was registered when the line had ended hears nothing else."""
+        if self.end is not None:
+            inbox.put(self.end)
 
 
 class _Wake:

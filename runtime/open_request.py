@@ -32,7 +32,7 @@ class OpenRequest:
             stop_strings=self.params.stop_strings,
         )
 
-    def completion(self, finished: Finished, tokenizer: Tokenizer | None, tp: int) -> Completion:
+    def completion(self, finished: Finished, tokenizer: Tokenizer | None) -> Completion:
         """Raises PromptError for a request that was refused, ProtocolError where tokens are missing."""
         if finished.reason == "refused":
             raise PromptError(f"prompt {self.index}: {finished.error}")
@@ -52,7 +52,8 @@ class OpenRequest:
             token_sha256=token_sha256(self.output),
             logits_sha256=(not failed and finished.logits_sha256) or None,
             residual_hash="" if failed or has_no_rows_to_tell else f"{finished.residual_hash:016x}",
-            tp=tp,
+            tp=finished.num_ranks,
+            recoveries=finished.num_recoveries,
             error=finished.error,
             layer_hashes=b"" if has_no_rows_to_tell else finished.layer_hashes,
             stop_reason=finished.stop_string or (self.output[-1] if finished.reason == "stop" else None),

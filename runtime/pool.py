@@ -21,6 +21,7 @@ from .conversation import Conversation
 from .messages import Answer, AskWitness, Reconfigure, Start, Started
 from .models import resolve_model
 from .open_request import OpenRequest, no_stop_strings
+from .recoveries import Recovery
 from .sampling import Completion, SamplingParams
 from .scheduler import Limits
 from .settings import Settings
@@ -41,7 +42,14 @@ class WorkerPool:
             completion, = pool.generate(["Once upon a time"], SamplingParams(max_tokens=32))
 
     Raises ConfigError and ModelError before any process exists, RankError, RankLost or DeadlineExceeded when the
-    ranks do not come up. Calls and streams may be under way at once, in one thread or in several.
+    ranks do not come up. Calls and streams may be under way at once, in one thread or in several, or in an event loop:
+
+        async with await asyncio.to_thread(WorkerPool, model="tiny", tp=2) as pool:
+            (completion,) = await pool.stream("Once upon a time").aresult()
+
+    There `generate`, `witness`, `reconfigure` and `close` are for `asyncio.to_thread`: they wait in their thread.
+    A lost gang is started again and every request goes on (`recover`): see `recoveries`. The pool touches no signal
+    handler. A forked copy of the program has no pool: its calls raise PoolClosed.
     """
 
     def __init__(self, settings: Settings | None = None, **fields: Any) -> None:
@@ -56,7 +64,7 @@ class WorkerPool:
         self.tokenizer = Tokenizer.open(self.model_dir)
         self.limits = Limits.of(self.settings, self.spec.max_context)
         self._request_ids = itertools.count()
-        self._conversation = Conversation(self.settings.log_level)
+        self._conversation = Conversation(self.settings.log_level, self.settings.queue_limit)
         try:
             self._start(checkpoint.digest)
         except BaseException:
@@ -73,8 +81,8 @@ class WorkerPool:
         """Complete every prompt (text, or token ids), greedily; completions come in the order of the prompts.
 
         A request that failed alone (its logits were not finite) has the finish_reason "failed" and says why in `error`.
-        Raises PromptError where a prompt cannot be served (then none has run), and the gang's errors, after which the
-        pool is closed.
+        Raises PromptError where a prompt cannot be served, QueueFull where the pool has no place free for one (then
+        none has run), and the gang's errors, after which the pool is closed.
         """
         with self._stream(self._open_all(prompts, sampling)) as stream:
             return stream.result(on_progress)
@@ -86,9 +94,22 @@ class WorkerPool:
     ) -> Stream:
         """The same as `generate`, to be read token by token: see `Stream`. One prompt may stand alone, without a list.
 
-        Raises PromptError where a prompt cannot be served (then none runs).
+        Never waits: in an event loop too it is called as it is. Raises PromptError where a prompt cannot be served,
+        QueueFull where the pool has no place free for one (then none runs).
         """
         return self._stream(self._open_all(as_prompts(prompts), sampling))
+
+    def drain(self) -> None:
+        """Requests that have not begun end now, as "cancelled"; those under way go on to their end. Never waits.
+
+        What is submitted later is served as ever. Signal handlers may call it. Raises PoolClosed.
+        """
+        self._conversation.drain()
+
+    @property
+    def recoveries(self) -> tuple[Recovery, ...]:
+        """The gangs that were lost, oldest first: at most the newest 64. Also of a pool that is closed."""
+        return self._conversation.recoveries
 
     def witness(self) -> Witness:
         """Counts that prove what ran. Asks the coordinator."""
@@ -132,6 +153,16 @@ class WorkerPool:
     ) -> None:
         self.close()
 
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        from asyncio import to_thread  # slow to import, and a program with a loop has it
+
+        await to_thread(self.close)
+
     def _start(self, model_digest: str) -> None:
         start = Start(
             settings=self.settings.to_dict(),
@@ -156,7 +187,6 @@ class WorkerPool:
             self.tokenizer,
             requests,
             [request.order(self.spec.eos_ids) for request in requests],
-            tp=self.settings.tp,
             step_timeout_s=self.settings.step_timeout_s,
         )
 

@@ -11,8 +11,10 @@ import fcntl
 import os
 import secrets
 import shutil
+import stat
 import tempfile
 import weakref
+from collections.abc import Iterator
 from pathlib import Path
 
 from ..errors import ConfigError
@@ -28,20 +30,27 @@ class RunFolder:
         self._owner_pid = os.getpid()
 
     @classmethod
-    def make(cls) -> RunFolder:
+    def make(cls, *, sweeps: bool = True) -> RunFolder:
         """A new folder under TMPDIR that only this user can enter (0700): the guard of the sockets in it.
 
-        It goes with `remove`, with this object, or with the program.
+        It goes with `remove`, with this object, or with the program. `sweeps`: those of dead runs are removed.
+        Raises ConfigError where there can be none, or none that is safe.
         """
         base = Path(tempfile.gettempdir())
-        remove_abandoned(base)
+        if sweeps:
+            remove_abandoned(base)
         try:
+            refuse_unsafe(base)
             while True:
                 run_id = secrets.token_hex(6)
                 folder = cls(base / f"{PREFIX}{run_id}", run_id)
                 # Before the folder exists: an interrupt right after mkdir leaves nothing either.
-                weakref.finalize(folder, _remove, folder.path, folder._hold_fds, folder._owner_pid)
-                folder.path.mkdir(mode=0o700)
+                removal = weakref.finalize(folder, _remove, folder.path, folder._hold_fds, folder._owner_pid)
+                try:
+                    folder.path.mkdir(mode=0o700)
+                except FileExistsError:  # whoever's it is, it is not this run's
+                    removal.detach()
+                    continue
                 folder.hold()
                 if lock_of(folder.path).exists():  # nobody took it for abandoned before it was held
                     return folder
@@ -60,17 +69,21 @@ class RunFolder:
         _remove(self.path, self._hold_fds, self._owner_pid)
 
     @property
-    def ranks_socket(self) -> Path:
-        return self.path / "ranks.sock"
-
-    @property
     def host_socket(self) -> Path:
         return self.path / "host.sock"
 
-    @property
-    def store(self) -> Path:
-        """The rendezvous file of the data plane."""
-        return self.path / "data.store"
+    def ranks_socket(self, gang_number: int) -> Path:
+        """Every gang of a run has its own, so that a late word of a lost one reaches nobody."""
+        return self.path / f"ranks-{gang_number}.sock"
+
+    def store(self, gang_number: int) -> Path:
+        """The rendezvous file of a gang's data plane."""
+        return self.path / f"data-{gang_number}.store"
+
+    def remove_gang(self, gang_number: int) -> None:
+        """Remove what a gang that has ended left here."""
+        for path in (self.ranks_socket(gang_number), self.store(gang_number)):
+            path.unlink(missing_ok=True)
 
 
 def _remove(path: Path, hold_fds: list[int], owner_pid: int) -> None:
@@ -85,15 +98,44 @@ def lock_of(path: Path) -> Path:
     return path / "held"
 
 
+def refuse_unsafe(base: Path) -> None:
+    """Raise ConfigError where anybody may put another folder in the place of a run's."""
+    mode = base.stat().st_mode
+    if mode & stat.S_IWOTH and not mode & stat.S_ISVTX:
+        raise ConfigError(
+            f"everybody can rename what others have in {base} (mode {stat.S_IMODE(mode):o}, no sticky bit), a run's "
+            "sockets among it. Set TMPDIR to a folder of your own, or chmod +t that one"
+        )
+
+
+def abandoned_in(base: Path) -> list[Path]:
+    """This user's run folders that nobody holds."""
+    found = []
+    for path in sorted(base.glob(f"{PREFIX}*")):
+        with contextlib.suppress(OSError), _taken(path):
+            found.append(path)
+    return found
+
+
 def remove_abandoned(base: Path) -> None:
     """Remove this user's run folders that nobody holds. One without a lock file is being made: it stays."""
     for path in base.glob(f"{PREFIX}*"):
-        with contextlib.suppress(OSError):
-            if path.lstat().st_uid != os.getuid():
-                continue
-            fd = os.open(lock_of(path), os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
-            try:
-                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                shutil.rmtree(path)
-            finally:
-                os.close(fd)
+        with contextlib.suppress(OSError), _taken(path):
+            shutil.rmtree(path)
+
+
+@contextlib.contextmanager
+def _taken(path: Path) -> Iterator[None]:
+    """Hold a run folder that nobody else does. Raises OSError for a link, another user's folder, and one in use."""
+    folder_fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        if os.fstat(folder_fd).st_uid != os.getuid():
+            raise PermissionError(f"{path} is another user's")
+        fd = os.open(lock_of(path).name, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder_fd)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            yield
+        finally:
+            os.close(fd)
+    finally:
+        os.close(folder_fd)

@@ -76,7 +76,8 @@ class Completion:
     "stop", "length", "cancelled", or "failed", and then `error` says why. `stop_reason`: the id that stopped it, the
     last of `token_ids`; or the stop string, before which `text` ends (`token_ids` go up to the one that completes it);
     else None. A cancelled one has the tokens it had by then, and hashes as if they had been its limit; before its first
-    token it has no hashes of rows, as no limit would leave it there.
+    token it has no hashes of rows, as no limit would leave it there. `tp`: the ranks of its last step, 0 where it was
+    cancelled before any rank heard of it; `recoveries`: gangs that were lost and started again while it was open.
     `logits_sha256` is None without digests; `residual_hash` is 16 hex digits, or empty where there is none;
     `layer_hashes`, empty without layer digests, are U64 little-endian [rows, layers]: one hash of the residual for each
     position that was computed and each layer.
@@ -91,6 +92,7 @@ class Completion:
     logits_sha256: str | None
     residual_hash: str
     tp: int
+    recoveries: int = 0
     error: str = ""
     layer_hashes: bytes = b""
     stop_reason: str | int | None = None
@@ -104,6 +106,7 @@ class Completion:
             "token_sha256": self.token_sha256,
             "finish_reason": self.finish_reason,
             "tp": self.tp,
+            "recoveries": self.recoveries,
             "prompt_tokens": len(self.prompt_token_ids),
             "output_tokens": len(self.token_ids),
             "residual_hash": self.residual_hash,

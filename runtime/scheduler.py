@@ -2,7 +2,10 @@
 
 Requests wait in arrival order. One is admitted when a slot is free and the KV pages of its whole life (prompt and
 max_tokens) are: an admitted request always finishes, nothing is ever taken back. A step holds one row of every decoding
-request, then at most `prefill_chunk` prompt rows of the admitted ones, oldest first. None of this can change a token.
+request, then at most `prefill_chunk` known rows of the admitted ones, oldest first. None of this can change a token.
+
+A lost gang takes all states with it, and no token. Every request then starts anew with the tokens it has: their rows
+are known, as a prompt's are, and those that drew a token draw it again, which proves that nothing has changed.
 """
 
 from __future__ import annotations
@@ -11,7 +14,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import Literal
 
-from ..errors import ConfigError, PromptError
+from ..errors import ConfigError, PromptError, RankMismatch
 from ..ranks.messages import Admit, Plan, Run, RunResult
 from ..ranks.numerics import HASH_MODULUS
 from .settings import Settings
@@ -22,6 +25,14 @@ MAX_PAGES = 2**22
 
 MAX_PROMPT_ROWS = 2**20
 """Prompt rows of one step where `prefill_chunk` sets no limit: the plan must stay within a message."""
+
+MAX_REDRAWN_ROWS = 4096
+"""Rows of one step that draw a token again: each has an answer of its own, of 200 bytes and 8 a layer."""
+
+MAX_STRIKES = 2
+"""Gangs that one request may lose with the same rows, the last of them alone."""
+
+CHANGED = "The model's files, the machine or a rank is not what it was: nothing more was released"
 
 FinishReason = Literal["", "stop", "length", "cancelled", "failed"]
 
@@ -79,11 +90,24 @@ class Limits:
             )
 
 
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """What a lost gang had come to with a request, after `num_rows` rows: the next gang must come to the same."""
+
+    num_rows: int
+    residual_hash: int
+    logits_sha256: str
+    layer_hashes: bytes
+
+
 @dataclass(slots=True)
 class Request:
     """One request and how far it is. `residual_hash` sums over all its rows, whatever steps they fell into.
 
-    `stop_string` is the one that ended it, empty where none did.
+    `num_rows_done` counts the rows that this gang has computed, `num_prompt_told` the prompt rows that any has.
+    `stop_string` is the one that ended it, empty where none did. `lost` is there until a gang has made good what
+    another took along. `trial_rows` above 0: it may have killed ranks `num_strikes` times, and is computed alone until
+    it has as many rows.
     """
 
     request_id: int
@@ -94,14 +118,58 @@ class Request:
     stop_string: str = ""
     slot: int = -1
     page_ids: tuple[int, ...] = ()
-    num_prompt_done: int = 0
+    num_rows_done: int = 0
+    num_prompt_told: int = 0
     output: list[int] = field(default_factory=list)
     residual_hash: int = 0
     logits_sha256: str = ""
     layer_hashes: bytearray = field(default_factory=bytearray)
+    has_begun: bool = False
+    lost: Mark | None = None
+    num_recoveries: int = 0
+    num_strikes: int = 0
+    trial_rows: int = 0
+
+    @property
+    def num_known(self) -> int:
+        """Positions whose token is known."""
+        return len(self.prompt) + len(self.output)
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether its next row is that of the token which the ranks drew last."""
+        return bool(self.output) and self.num_rows_done == self.num_known - 1
 
     def num_pages(self, page_size: int) -> int:
         return -(-(len(self.prompt) + self.max_tokens) // page_size)
+
+    def take_in(self, result: RunResult, num_rows_done: int) -> None:
+        """The hashes of a run that ends after `num_rows_done` rows."""
+        self.num_rows_done = num_rows_done
+        self.residual_hash = (self.residual_hash + result.residual_hash) % HASH_MODULUS
+        self.layer_hashes += result.layer_hashes
+        self.logits_sha256 = result.logits_sha256 or self.logits_sha256
+        if num_rows_done >= self.trial_rows:
+            self.num_strikes = self.trial_rows = 0
+
+    def mark(self) -> Mark:
+        return Mark(self.num_rows_done, self.residual_hash, self.logits_sha256, bytes(self.layer_hashes))
+
+    def lose(self) -> None:
+        """The gang is gone, and with it every row: start anew. Without a token out, nothing binds the next gang."""
+        if self.output and self.lost is None:
+            self.lost = self.mark()
+        self.slot, self.page_ids = -1, ()
+        self.num_rows_done = self.residual_hash = 0
+        self.logits_sha256 = ""
+        self.layer_hashes = bytearray()
+        self.num_recoveries += 1
+
+    def give_up(self) -> None:
+        """It ends as it is: what it has come to is what the lost gang had, where no other has come as far."""
+        if self.lost is not None:
+            self.residual_hash, self.logits_sha256 = self.lost.residual_hash, self.lost.logits_sha256
+            self.layer_hashes = bytearray(self.lost.layer_hashes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,22 +208,43 @@ class Scheduler:
 
     def cancel(self, request_id: int) -> Request | None:
         """End a request as it is; its slot and pages are free from the next step on. None if it is not open."""
-        for request in self.waiting:
+        for request in [*self.waiting, *self.live.values()]:
             if request.request_id == request_id:
-                self.waiting.remove(request)
-                return request
-        for request in self.live.values():
-            if request.request_id == request_id:
-                self._release(request)
+                self._drop(request)
                 return request
         return None
+
+    def drain(self) -> list[Request]:
+        """End all requests that have not begun."""
+        drained = [request for request in self.waiting if not request.has_begun]
+        for request in drained:
+            self._drop(request)
+        return drained
+
+    def lose(self, plan: Plan | None, *, by_its_rows: bool) -> list[Request]:
+        """The gang was lost, with `plan` under way (None: with none). Every request starts anew with the tokens it has.
+
+        `by_its_rows`: a rank's own doing, so that a request of the plan may be the cause. Those are computed alone from
+        now on, one after the other, until past the rows of the plan. One that was alone in it, and has lost a gang
+        before with these rows, is ended; returns those.
+        """
+        culprits = self._accuse(plan) if plan is not None and by_its_rows else []
+        for request in culprits:
+            self._drop(request)
+        for request in reversed(self.live.values()):
+            request.lose()
+            self.waiting.appendleft(request)
+        self.live = {}
+        self._free_slots = list(range(self.limits.num_slots - 1, -1, -1))
+        self._free_pages = list(range(self.limits.num_pages - 1, -1, -1))
+        self._releases = []
+        return culprits
 
     def plan(self) -> Plan | None:
         """The next step, or None when there is nothing to compute. Call `apply` with its results before the next."""
         releases, self._releases = tuple(self._releases), []
         admits = self._admit()
-        runs = self._decode_runs()
-        runs += self._prompt_runs()
+        runs = self._runs()
         if not runs:
             self._releases = list(releases)
             return None
@@ -165,8 +254,15 @@ class Scheduler:
         return Plan(step=self.step, releases=releases, admits=admits, runs=tuple(runs))
 
     def apply(self, plan: Plan, results: tuple[RunResult, ...]) -> list[RequestStep]:
-        """Take a step's results in; returns what it did for each of its requests, in the plan's order."""
-        return [self._advance(run, result) for run, result in zip(plan.runs, results, strict=True)]
+        """Take a step's results in; returns what it did for each of its requests, in the plan's order.
+
+        Raises RankMismatch where a row that another gang had computed comes to something else.
+        """
+        return [
+            self._advance(self.live[run.slot], run, result)
+            for run, result in zip(plan.runs, results, strict=True)
+            if run.slot in self.live  # not of a request that an earlier run of the same step has ended
+        ]
 
     def _admit(self) -> tuple[Admit, ...]:
         admits = []
@@ -175,63 +271,119 @@ class Scheduler:
             if num_pages > len(self._free_pages):
                 break  # strictly in order: a small request never starves a large one
             request = self.waiting.popleft()
+            request.has_begun = True
             request.slot = self._free_slots.pop()
             request.page_ids = tuple(self._free_pages.pop() for _ in range(num_pages))
             self.live[request.slot] = request
             admits.append(Admit(slot=request.slot, page_ids=request.page_ids))
         return tuple(admits)
 
-    def _decode_runs(self) -> list[Run]:
-        return [
-            Run(slot=slot, start=len(request.prompt) + len(request.output) - 1, token_ids=(), decides=True)
-            for slot, request in self.live.items()
-            if request.output
+    def _runs(self) -> list[Run]:
+        """One row of each that goes on, then known rows; of requests on trial, only the first."""
+        on_trial = [request for request in self.live.values() if request.trial_rows]
+        on_turn = on_trial[:1] or list(self.live.values())
+        runs = [
+            Run(slot=request.slot, start=request.num_rows_done, token_ids=(), decides=True)
+            for request in on_turn
+            if request.goes_on
         ]
-
-    def _prompt_runs(self) -> list[Run]:
-        runs = []
         budget_rows = self.limits.prefill_chunk or MAX_PROMPT_ROWS
-        for slot, request in self.live.items():
-            start = request.num_prompt_done
-            end = min(len(request.prompt), start + budget_rows)
-            if start < end:
-                budget_rows -= end - start
-                decides = end == len(request.prompt)
-                runs.append(Run(slot=slot, start=start, token_ids=request.prompt[start:end], decides=decides))
+        budget_redrawn = MAX_REDRAWN_ROWS
+        for request in on_turn:
+            if not request.goes_on:
+                begin, num_prompt = request.num_rows_done, len(request.prompt)
+                end = min(request.num_known, begin + budget_rows, max(begin, num_prompt) + budget_redrawn)
+                budget_rows -= end - begin
+                budget_redrawn -= max(0, end - max(begin, num_prompt))
+                runs += known_runs(request, end)
         return runs
 
-    def _advance(self, run: Run, result: RunResult) -> RequestStep:
-        request = self.live[run.slot]
-        request.num_prompt_done += len(run.token_ids)
-        request.residual_hash = (request.residual_hash + result.residual_hash) % HASH_MODULUS
-        request.layer_hashes += result.layer_hashes
+    def _advance(self, request: Request, run: Run, result: RunResult) -> RequestStep:
+        num_prompt = len(request.prompt)
+        request.take_in(result, run.start + max(1, len(run.token_ids)))
+        num_prompt_rows = max(0, min(request.num_rows_done, num_prompt) - request.num_prompt_told)
+        request.num_prompt_told += num_prompt_rows
         if result.bad_layer >= 0:
-            return self._finish(request, run, (), "failed", describe_bad(result, self.num_layers))
-        if not run.decides:
-            return RequestStep(request, len(run.token_ids), (), "")
-        request.output.append(result.token_id)
-        request.logits_sha256 = result.logits_sha256
-        reason: FinishReason = ""
+            self._release(request)
+            return RequestStep(request, num_prompt_rows, (), "failed", describe_bad(result, self.num_layers))
+        if request.lost is not None and request.num_rows_done <= request.lost.num_rows:
+            self._compare(request, result, request.lost)
+        elif run.decides:
+            return RequestStep(request, num_prompt_rows, (result.token_id,), self._push(request, result.token_id))
+        return RequestStep(request, num_prompt_rows, (), "")
+
+    def _push(self, request: Request, token_id: int) -> FinishReason:
+        """Take a new token in; the reason if it is the last."""
+        request.output.append(token_id)
         if request.stop_finder is not None:
-            request.stop_string = request.stop_finder.push(result.token_id)
-        if request.stop_string or result.token_id in request.stop_ids:
+            request.stop_string = request.stop_finder.push(token_id)
+        reason: FinishReason = ""
+        if request.stop_string or token_id in request.stop_ids:
             reason = "stop"
         elif len(request.output) == request.max_tokens:
             reason = "length"
-        return self._finish(request, run, (result.token_id,), reason)
-
-    def _finish(
-        self, request: Request, run: Run, token_ids: tuple[int, ...], finish_reason: FinishReason, error: str = ""
-    ) -> RequestStep:
-        if finish_reason:
+        if reason:
             self._release(request)
-        return RequestStep(request, len(run.token_ids), token_ids, finish_reason, error)
+        return reason
+
+    def _compare(self, request: Request, result: RunResult, lost: Mark) -> None:
+        """A row that a lost gang had computed, and maybe a token that was told: both must come out as they did."""
+        where = f"after a recovery, request {request.request_id}, position {request.num_rows_done - 1}"
+        index = request.num_rows_done - len(request.prompt)
+        if index >= 0 and result.token_id != request.output[index]:
+            raise RankMismatch(
+                f"{where}: expected token {request.output[index]}, which the lost gang drew and which was told, got "
+                f"{result.token_id}. {CHANGED}",
+                rank=0,
+                step=self.step,
+            )
+        if request.num_rows_done == lost.num_rows:
+            if request.mark() != lost:
+                raise RankMismatch(
+                    f"{where}: expected residual {lost.residual_hash:016x} of all rows, as the lost gang had it, got "
+                    f"{request.residual_hash:016x}. {CHANGED}",
+                    rank=0,
+                    step=self.step,
+                )
+            request.lost = None
+
+    def _accuse(self, plan: Plan) -> list[Request]:
+        """A strike for every request of the plan; returns those that are beyond doubt."""
+        accused = {run.slot: run.start + max(1, len(run.token_ids)) for run in plan.runs}
+        for slot, num_rows in accused.items():
+            request = self.live[slot]
+            request.num_strikes += 1
+            request.trial_rows = max(request.trial_rows, num_rows)
+        return [self.live[slot] for slot in accused if len(accused) == 1 and self.live[slot].num_strikes >= MAX_STRIKES]
+
+    def _drop(self, request: Request) -> None:
+        request.give_up()
+        if request.slot in self.live:
+            self._release(request)
+        else:
+            self.waiting.remove(request)
 
     def _release(self, request: Request) -> None:
         del self.live[request.slot]
         self._releases.append(request.slot)
         self._free_slots.append(request.slot)
         self._free_pages.extend(reversed(request.page_ids))
+        request.slot = -1
+
+
+def known_runs(request: Request, end: int) -> list[Run]:
+    """The known rows from where the request is up to position `end`: a prompt's as one run, and each row that has
+    drawn a token as one of its own, to draw it again.
+    """
+    slot, start, num_prompt = request.slot, request.num_rows_done, len(request.prompt)
+    runs = []
+    cut = min(end, num_prompt)
+    if start < cut:
+        runs.append(Run(slot=slot, start=start, token_ids=request.prompt[start:cut], decides=cut == num_prompt))
+    for position in range(max(start, num_prompt), end):
+        token_id = request.output[position - num_prompt]
+        runs.append(Run(slot=slot, start=position, token_ids=(token_id,), decides=True))
+    return runs
 
 
 def describe_bad(result: RunResult, num_layers: int) -> str:

@@ -79,6 +79,25 @@ class Settings:
     )
     page_size: int = _setting(64, "Tokens in one KV page.", at_least=1, at_most=4096, metavar="N")
     threads: int = _setting(0, "Compute threads of a rank; 0 = cores / tp, at least 1.", at_most=1024, metavar="N")
+    queue_limit: int = _setting(
+        1024,
+        "Most requests a pool holds, running and waiting; of a longer list the rest waits in its caller.",
+        at_least=1,
+        at_most=1 << 20,
+        metavar="N",
+    )
+    recover: str = _setting(
+        "same",
+        "A lost gang is started again: with as many ranks, with fewer where as many cannot be had, or not at all.",
+        choices=("same", "shrink", "never"),
+        metavar="same|shrink|never",
+    )
+    recover_limit: int = _setting(
+        5, "Most starts of a new gang within --recover-window-s.", at_least=1, at_most=1 << 20, metavar="N"
+    )
+    recover_window_s: float = _setting(
+        600.0, "The time that --recover-limit is about.", at_least=0.001, at_most=1e9, metavar="SECONDS"
+    )
     transport: str = _setting(
         "shared",
         "How rows travel between ranks of one host: memory that they share, or Gloo over loopback.",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import numbers
 import threading
 import weakref
@@ -11,11 +10,12 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
 
-from ..errors import ConfigError, LeafsumError, ModelError, PoolClosed
+from ..errors import ConfigError, LeafsumError, ModelError
+from .admission import Batch
 from .conversation import Conversation
 from .detokenizer import Detokenizer
-from .line import Inbox
-from .messages import Advance, Cancel, Finished, Order
+from .inbox import Inbox
+from .messages import Advance, Answer, Finished, Order, Started
 from .open_request import OpenRequest
 from .sampling import Completion
 from .stop_strings import Beginnings, first_stop
@@ -46,9 +46,16 @@ class Stream:
                 print(delta.text, end="", flush=True)
         (completion,) = stream.result()
 
+    In a task of an event loop the same with `async with`, `async for` and `await stream.aresult()`: the loop goes on
+    while it waits.
+
     A stream that is not read holds up no other. Leaving the block cancels what is left of it, and so does an exception
-    that comes out of it, or dropping it. One thread at a time reads, a second is refused; `cancel` and `close` are for
-    any. Reading raises the gang's errors, after which the pool is closed.
+    that comes out of it, a task's cancellation too, or dropping it. One thread or task at a time reads, a second is
+    refused; `cancel` and `close` are for any. Reading raises the gang's errors, after which the pool is closed. A gang
+    that is lost and started again is a pause.
+
+    Of more prompts than the pool has places for (`queue_limit`) the rest waits here: one is submitted when another has
+    ended and its last delta was read.
     """
 
     def __init__(
@@ -58,27 +65,24 @@ class Stream:
         requests: Sequence[OpenRequest],
         orders: Sequence[Order],
         *,
-        tp: int,
         step_timeout_s: float,
     ) -> None:
         self._conversation = conversation
         self._tokenizer = tokenizer
-        self._tp = tp
         self._step_timeout_s = step_timeout_s
         self._requests = {request.request_id: request for request in requests}
-        self._texts = {
-            request.index: _CertainText(tokenizer, request.params.stop_strings) for request in requests if tokenizer
-        }
+        self._texts: dict[int, _CertainText] = {}
         self._completions: dict[int, Completion] = {}
         self._num_prompt_tokens = self._num_output_tokens = 0
         self._inbox = Inbox()
         self._reader = threading.Lock()
         self._open = {request.request_id: request.index for request in requests}
-        """Those that go on; the finalizer cancels what is in it then."""
-        self._give_up = weakref.finalize(self, _give_up, conversation, self._open)
+        """Those that go on."""
+        self._batch = Batch(self._inbox)
+        self._give_up = weakref.finalize(self, conversation.give_up, self._batch)
         self._give_up.atexit = False  # the program's end is the pool's
         try:
-            conversation.submit(orders, self._inbox)
+            conversation.submit(orders, self._batch)
         except BaseException:
             self.close()
             raise
@@ -92,6 +96,15 @@ class Stream:
                 return self._delta(word)
         raise StopIteration
 
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Delta:
+        while (word := await self._ahear()) is not None:
+            if isinstance(word, Finished) or word.token_ids:
+                return self._delta(word)
+        raise StopAsyncIteration
+
     def result(self, on_progress: Callable[[Progress], None] | None = None) -> list[Completion]:
         """Wait for what is left; the completions of all prompts, in their order. A stream that was read to its end has
         them also after its block.
@@ -101,12 +114,14 @@ class Stream:
         while self._hear() is not None:
             if on_progress is not None:
                 on_progress(self._progress())
-        if self._open:
-            raise ConfigError(
-                f"this stream was closed while {len(self._open)} of its {len(self._requests)} prompts were under way: "
-                "read it to its end, or call result(), inside the with block"
-            )
-        return [self._completions[index] for index in range(len(self._requests))]
+        return self._all_completions()
+
+    async def aresult(self, on_progress: Callable[[Progress], None] | None = None) -> list[Completion]:
+        """As `result`, for a task."""
+        while await self._ahear() is not None:
+            if on_progress is not None:
+                on_progress(self._progress())
+        return self._all_completions()
 
     def cancel(self, prompt_index: int | None = None) -> None:
         """End one prompt, or all, as they are; those that have ended stay as they are.
@@ -118,7 +133,8 @@ class Stream:
         is_index = not isinstance(found, bool) and isinstance(found, numbers.Integral)
         if prompt_index is not None and not (is_index and prompt_index in range(len(self._requests))):
             raise ConfigError(f"expected a prompt index of 0 to {len(self._requests) - 1}, got {prompt_index!r}")
-        _cancel(self._conversation, [key for key, index in [*self._open.items()] if prompt_index in (None, index)])
+        chosen = [key for key, index in [*self._open.items()] if prompt_index in (None, index)]
+        self._conversation.cancel(self._batch, chosen)
 
     def close(self) -> None:
         """Cancel what is left, and read no more. Safe to call again."""
@@ -133,43 +149,87 @@ class Stream:
     ) -> None:
         self.close()
 
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
     def _hear(self) -> Advance | Finished | None:
         """Take the next word in; None at the end. Whatever is raised here, Ctrl-C too, ends the stream."""
-        if not self._open or not self._give_up.alive:
+        if not self._begin_to_read():
             return None
-        if not self._reader.acquire(blocking=False):
-            raise ConfigError("another thread reads this stream; words are for one: let each thread open its own")
         try:
-            word = self._conversation.receive(self._inbox, self._step_timeout_s)
-            if word is None:
-                return None
-            if not isinstance(word, Advance | Finished):
-                raise LeafsumError(f"expected progress of a request, got {type(word).__name__}")
-            self._take(word)
-            return word
+            return self._take(self._conversation.receive(self._inbox, self._step_timeout_s))
         except BaseException:
             self.close()
             raise
         finally:
             self._reader.release()
 
-    def _take(self, word: Advance | Finished) -> None:
+    async def _ahear(self) -> Advance | Finished | None:
+        """As `_hear`; the cancellation of the task that waits is raised here, too."""
+        if not self._begin_to_read():
+            return None
+        try:
+            return self._take(await self._conversation.areceive(self._inbox, self._step_timeout_s))
+        except BaseException:
+            self.close()
+            raise
+        finally:
+            self._reader.release()
+
+    def _begin_to_read(self) -> bool:
+        """Whether there is something to read; then the caller has the reader's lock."""
+        if not self._open or not self._give_up.alive:
+            return False
+        if not self._reader.acquire(blocking=False):
+            raise ConfigError("another thread or task reads this stream; words are for one: let each open its own")
+        return True
+
+    def _take(self, word: Started | Answer | Advance | Finished | None) -> Advance | Finished | None:
+        if word is None:
+            return None
+        if not isinstance(word, Advance | Finished):
+            raise LeafsumError(f"expected progress of a request, got {type(word).__name__}")
         request = self._requests[word.request_id]
         if isinstance(word, Advance):
             request.output.extend(word.token_ids)
             self._num_prompt_tokens += word.num_prompt_rows
             self._num_output_tokens += len(word.token_ids)
         else:
-            self._completions[request.index] = request.completion(word, self._tokenizer, self._tp)
+            self._completions[request.index] = request.completion(word, self._tokenizer)
             del self._open[word.request_id]
+            self._conversation.go_on(self._batch, word.request_id)
+        return word
+
+    def _all_completions(self) -> list[Completion]:
+        if self._open:
+            raise ConfigError(
+                f"this stream was closed while {len(self._open)} of its {len(self._requests)} prompts were under way: "
+                "read it to its end, or call result(), inside the with block"
+            )
+        return [self._completions[index] for index in range(len(self._requests))]
 
     def _delta(self, word: Advance | Finished) -> Delta:
-        index = self._requests[word.request_id].index
-        text = self._texts.get(index)
+        request = self._requests[word.request_id]
+        index = request.index
+        text = self._text_of(request)
         if isinstance(word, Advance):
             return Delta(index, word.token_ids, text.push(word.token_ids) if text else None)
         completion = self._completions[index]
+        self._texts.pop(index, None)
         return Delta(index, (), text.rest_of(completion.text or "") if text else None, completion)
+
+    def _text_of(self, request: OpenRequest) -> _CertainText | None:
+        """Of a prompt that is read token by token; of thousands that wait, none is made before."""
+        if self._tokenizer is None:
+            return None
+        if request.index not in self._texts:
+            self._texts[request.index] = _CertainText(self._tokenizer, request.params.stop_strings)
+        return self._texts[request.index]
 
     def _progress(self) -> Progress:
         num_finished = len(self._completions)
@@ -204,17 +264,3 @@ class _CertainText:
                 f"tokens; expected the text to begin with {told!r}, found {text!r}. Use generate for this model"
             )
         return text[len(told) :]
-
-
-def _give_up(conversation: Conversation, open_requests: dict[int, int]) -> None:
-    """Takes no lock: it may run in any thread, wherever an object is dropped."""
-    request_ids = [*open_requests]
-    conversation.forget(request_ids)
-    _cancel(conversation, request_ids)
-
-
-def _cancel(conversation: Conversation, request_ids: Sequence[int]) -> None:
-    """In a pool that is closed, nothing is left to cancel."""
-    with contextlib.suppress(PoolClosed):
-        if request_ids:
-            conversation.send(Cancel(request_ids=tuple(request_ids)))

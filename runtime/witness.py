@@ -24,6 +24,7 @@ class RankWitness:
     `wait_ns`: nanoseconds in those calls, moving bytes and waiting for other ranks; `exchange_ns`: in whole exchanges,
     these calls and what is done around them because there are other ranks. `hazards`: how often its rows met
     what a careless sum would treat otherwise, by name. `num_delays`: its sleeps before calls, which a receipt asks for.
+    `cpu_ns`: CPU time of all threads of its process, `kernel_cpu_ns`: what its kernels used of it.
     `exchange_mode`, `transport_name`, `num_threads` and `poison`: what the rank said that it does, as in its Ready.
     """
 
@@ -41,6 +42,8 @@ class RankWitness:
     wait_ns: int = 0
     exchange_ns: int = 0
     hazards: dict[str, int] = field(default_factory=dict)
+    cpu_ns: int = 0
+    kernel_cpu_ns: int = 0
 
     @classmethod
     def of(cls, report: RankReport) -> RankWitness:
@@ -60,6 +63,8 @@ class RankWitness:
             wait_ns=traffic.wait_ns,
             exchange_ns=traffic.exchange_ns,
             hazards=traffic.hazards,
+            cpu_ns=traffic.cpu_ns,
+            kernel_cpu_ns=traffic.kernel_cpu_ns,
         )
 
     def since(self, before: RankWitness) -> RankWitness:
@@ -73,6 +78,8 @@ class RankWitness:
             wait_ns=self.wait_ns - before.wait_ns,
             exchange_ns=self.exchange_ns - before.exchange_ns,
             hazards=_difference(self.hazards, before.hazards),
+            cpu_ns=self.cpu_ns - before.cpu_ns,
+            kernel_cpu_ns=self.kernel_cpu_ns - before.kernel_cpu_ns,
         )
 
 

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from leafsum.runtime import coordinator, gang
+from leafsum.runtime import coordinator, launcher
 from leafsum.runtime.child import Child
 
 
@@ -11,5 +11,5 @@ def broken_child(role: str, _module: str, *arguments: Any) -> Child:
 
 
 if __name__ == "__main__":
-    gang.Child = broken_child  # type: ignore[assignment, misc]
+    launcher.Child = broken_child  # type: ignore[assignment, misc]
     coordinator.main()

@@ -59,22 +59,29 @@ class Script:
     fail: BaseException | None = None
     opened: int = 0
     closed: int = 0
+    num_drains: int = 0
+    under_way: Callable[[], object] = lambda: None
     settings: list[Settings] | None = None
 
 
 class FakeStream:
     """A letter at a time, prompt after prompt."""
 
-    def __init__(self, completions: list[Completion]) -> None:
+    def __init__(self, completions: list[Completion], under_way: Callable[[], object]) -> None:
         self._completions = completions
+        self._under_way = under_way
 
     def __iter__(self) -> Iterator[Delta]:
+        self._under_way()
         for index, completion in enumerate(self._completions):
             for token_id in completion.token_ids:
                 yield Delta(index, (token_id,), None if completion.text is None else chr(token_id))
             yield Delta(index, (), None if completion.text is None else "", completion)
 
-    def result(self) -> list[Completion]:
+    def result(self, on_progress: Callable[[Progress], None] | None = None) -> list[Completion]:
+        self._under_way()
+        if on_progress is not None:
+            on_progress(progress_at_the_end(self._completions))
         return self._completions
 
 
@@ -128,12 +135,15 @@ class FakePool:
         self.exchanges += self.settings.tp > 1
         self.calls += CALLS_PER_GENERATE
         if on_progress is not None:
-            on_progress(Progress(len(found), len(found), longest, len(found) * sampling.max_tokens))
+            on_progress(progress_at_the_end(found))
         return found
 
     @contextmanager
     def stream(self, prompts: Sequence[str | Sequence[int]], sampling: SamplingParams) -> Iterator[FakeStream]:
-        yield FakeStream(self.generate(prompts, sampling))
+        yield FakeStream(self.generate(prompts, sampling), self.script.under_way)
+
+    def drain(self) -> None:
+        self.script.num_drains += 1
 
     def witness(self) -> Witness:
         ranks = tuple(self._rank(rank) for rank in range(self.settings.tp))
@@ -185,6 +195,12 @@ class FakePool:
             tp=self.settings.tp,
             layer_hashes=layer_hashes(digest, len(prompt_ids) + len(token_ids) - 1) * self.settings.layer_digests,
         )
+
+
+def progress_at_the_end(completions: Sequence[Completion]) -> Progress:
+    num_prompt_tokens = sum(len(each.prompt_token_ids) for each in completions)
+    num_output_tokens = sum(len(each.token_ids) for each in completions)
+    return Progress(len(completions), len(completions), num_prompt_tokens, num_output_tokens)
 
 
 def layer_hashes(digest: bytes, num_rows: int) -> bytes:

@@ -1,6 +1,8 @@
 """What a test needs to know of processes: who is left, and what CPU time each has used."""
 
+import contextlib
 import os
+import signal
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -29,6 +31,26 @@ def state_of(pid: int) -> str:
 
 def title_of(pid: int) -> str:
     return Path(f"/proc/{pid}/cmdline").read_bytes().rstrip(b"\0").decode()
+
+
+def rank_pids(run_id: str) -> dict[int, int]:
+    """The rank processes of a run that are alive, each with the number of ranks in its title."""
+    found = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit() and state_of(int(entry.name)) not in ("", "Z"):
+            try:
+                words = title_of(int(entry.name)).split()
+            except OSError:
+                continue
+            if words[:2] == ["leafsum:", "rank"] and words[3:] == [run_id]:
+                found[int(entry.name)] = int(words[2].partition("/")[2])
+    return found
+
+
+def kill(pid: int) -> None:
+    """Kill a process, if it is still there."""
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)
 
 
 def cpu_ns(pid: int) -> int:

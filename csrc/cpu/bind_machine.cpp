@@ -39,6 +39,7 @@ void register_machine(py::module_& module) {
   module.def("num_threads", &num_threads);
   module.def("set_min_work", &set_min_work, py::arg("min_work_s"));
   module.def("min_work", [] { return min_ns_per_thread() / 1e9; });
+  module.def("kernel_cpu_ns", &kernel_cpu_ns);
   module.def("instruction_sets", &instruction_sets);
   module.def("set_instruction_set", &choose, py::arg("name"));
   module.def("instruction_set", [] { return std::string(kernels().name); });

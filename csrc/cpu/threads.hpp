@@ -15,6 +15,9 @@ int num_threads();
 void set_min_ns_per_thread(double least_ns);
 double min_ns_per_thread();
 
+// CPU time of all threads within parallel_for, since the process began: what kernels compute, and no wait.
+int64_t kernel_cpu_ns();
+
 // Runs every task once, in any order, and returns when all are done. Threads start at the first call that needs them.
 // task_ns: about what one task takes on one thread; a small job gets few threads or the caller alone. A second caller
 // at the same moment runs its tasks alone: it never waits for the first.

@@ -63,6 +63,8 @@ AIMS = (
         Aim(f"prompt {family}", "prompt", f"prompt of {family}, against transformers", 1, "x", at_least=True)
         for family in FAMILIES
     ),
+    Aim("idle", "waiting", "CPU of every process of an idle pool", 5, "ms/s", at_least=False),
+    Aim("late", "waiting", "CPU of a rank that waits for a late one", 10, "ms/s", at_least=False),
     Aim("all_gather", "transport", "all-gather of 10 KiB, 4 ranks, shared memory", 0.2, "ms", at_least=False),
     Aim("first_token", "startup", "leafsum demo, to its first character of text", 5, "s", at_least=False),
     Aim("help", "startup", "leafsum --help", 0.3, "s", at_least=False),

@@ -10,7 +10,7 @@ from .aims import judged
 from .options import BenchOptions
 from .results import Results
 
-FORMAT = "leafsum bench 2"
+FORMAT = "leafsum bench 3"
 METHOD = "variants take turns in every round; one warm-up round is thrown away; spread is min to max"
 
 
@@ -36,6 +36,7 @@ def document(suites: Sequence[str], options: BenchOptions, num_rounds: int, resu
             "gather_bytes": options.gather_bytes,
             "gather_ranks": options.gather_ranks,
             "gather_calls": options.gather_calls,
+            "wait_s": options.wait_s,
         },
         "code": code_facts(),
         "packages": package_versions() | {"transformers": _transformers_version()},

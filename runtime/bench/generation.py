@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -20,6 +20,7 @@ from ...ranks.configs.load import load_spec
 from ..pool import WorkerPool
 from ..sampling import SamplingParams
 from ..witness import Progress, Witness
+from .cpu import cpu_ns
 from .helper import Helper
 from .model import ensure_bench_model
 from .options import BenchModel, BenchOptions
@@ -27,6 +28,8 @@ from .results import Results
 from .rounds import Rounds, Variant, median_of
 
 RATE, CALLS, EXCHANGE = "tokens/s", "% in transport calls", "% in exchanges"
+RANK_MS, RANK_SHARE = "ms of CPU a step, rank outside kernels", "% of a core, rank outside kernels"
+COORDINATOR_MS, PROGRAM_MS = "ms of CPU a step, coordinator", "ms of CPU a step, program"
 AIM_TP = 2
 """The rank count whose exchanges are held against the aim."""
 
@@ -119,8 +122,7 @@ def _threads(num_threads: int) -> str:
 
 
 def _open_pool(stack: ExitStack, folder: Path, options: BenchOptions, tp: int) -> Subject:
-    settings = replace(options.settings, model=str(folder), tp=tp, concurrency=options.num_requests)
-    pool = stack.enter_context(WorkerPool(settings))
+    pool = stack.enter_context(WorkerPool(options.pool_settings(folder, tp)))
     measures = {"decode": _decode, "prompt": _prompt}
     return Subject(lambda work: (_pool_name(tp, options), functools.partial(measures[work.suite], pool, work)))
 
@@ -131,27 +133,60 @@ def _prompt(pool: WorkerPool, work: Work) -> dict[str, float]:
 
 
 def _decode(pool: WorkerPool, work: Work) -> dict[str, float]:
-    """The rate after the first tokens; at several ranks also what share of these steps goes where, a mean of all."""
+    """The rate after the first tokens, and where the time of these steps goes."""
     for _ in range(ATTEMPTS):
-        begun: list[tuple[Witness, float]] = []
+        begun: list[_Spent] = []
 
-        def begin(begun: list[tuple[Witness, float]] = begun) -> None:
-            # Answered between two steps: counts and time begin together, a step or two after the first token.
-            begun.append((pool.witness(), time.perf_counter()))
+        def begin(begun: list[_Spent] = begun) -> None:
+            begun.append(_Spent.by_now(pool))
 
-        times = _run(pool, work, begin if pool.settings.tp > 1 else None)
+        times = _run(pool, work, begin)
         rate = {RATE: times.tokens_after_first / (times.last_s - times.first_s)}
-        if not begun:
-            return rate
-        ((before, begin_s),) = begun
-        done = pool.witness().since(before)
-        if done.steps:
-            whole_ns = len(done.ranks) * (times.last_s - begin_s) * 1e9
-            calls_ns = sum(rank.wait_ns for rank in done.ranks)
-            exchange_ns = sum(rank.exchange_ns for rank in done.ranks)
-            return rate | {CALLS: 100 * calls_ns / whole_ns, EXCHANGE: 100 * exchange_ns / whole_ns}
+        (before,) = begun
+        after = _Spent.by_now(pool)
+        if after.witness.steps > before.witness.steps:
+            return rate | _shares(before, after, times.last_s - before.time_s)
     text = f"expected steps to measure after the first of {work.new_tokens} tokens, found none left each time"
     raise LeafsumError(f"{text}; raise --new-tokens")
+
+
+@dataclass(frozen=True, slots=True)
+class _Spent:
+    """What a pool and its processes have done by `time_s`, between two steps; CPU time of coordinator and program."""
+
+    witness: Witness
+    time_s: float
+    coordinator_ns: int
+    program_ns: int
+
+    @classmethod
+    def by_now(cls, pool: WorkerPool) -> _Spent:
+        witness = pool.witness()
+        return cls(witness, time.perf_counter(), cpu_ns(pool.coordinator_pid), time.process_time_ns())
+
+
+def _shares(before: _Spent, after: _Spent, wall_s: float) -> dict[str, float]:
+    """CPU time of the steps between the two outside kernels and, at several ranks, the time that these cost. Figures of
+    ranks are means of all."""
+    done = after.witness.since(before.witness)
+    ranks, wall_ns = done.ranks, wall_s * 1e9
+
+    def share(values_ns: Iterable[int]) -> float:
+        return 100 * sum(values_ns) / len(ranks) / wall_ns
+
+    outside_ns = [rank.cpu_ns - rank.kernel_cpu_ns for rank in ranks]
+    found = {
+        RANK_MS: sum(outside_ns) / len(ranks) / done.steps / 1e6,
+        RANK_SHARE: share(outside_ns),
+        COORDINATOR_MS: (after.coordinator_ns - before.coordinator_ns) / done.steps / 1e6,
+        PROGRAM_MS: (after.program_ns - before.program_ns) / done.steps / 1e6,
+    }
+    if len(ranks) == 1:
+        return found
+    return found | {
+        CALLS: share(rank.wait_ns for rank in ranks),
+        EXCHANGE: share(rank.exchange_ns for rank in ranks),
+    }
 
 
 @dataclass(slots=True)

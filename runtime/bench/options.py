@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ...errors import ConfigError
 from ..settings import Settings
 
-SUITES = ("kernels", "decode", "prompt", "transport", "startup")
+SUITES = ("kernels", "decode", "prompt", "waiting", "transport", "startup")
 """In the order in which they run."""
 
 FAMILIES = ("qwen3_moe", "qwen4_exp")
@@ -61,6 +61,11 @@ class BenchOptions:
     gather_ranks: tuple[int, ...]
     gather_calls: int
     read_bytes: int = 1 << 28
+    wait_s: float = 2.0
+
+    def pool_settings(self, folder: Path, tp: int) -> Settings:
+        """Of a pool that is measured. It does not recover: that would hide in a figure, where an error is the truth."""
+        return replace(self.settings, model=str(folder), tp=tp, concurrency=self.num_requests, recover="never")
 
 
 def parse_counts(text: str, flag: str, most: int) -> tuple[int, ...]:

@@ -28,11 +28,12 @@ def run_suites(chosen: Collection[str], options: BenchOptions, rounds: Rounds) -
 
 def _parts() -> tuple[tuple[tuple[str, ...], Measure], ...]:
     """Who measures what. decode and prompt are one part: they take turns on the same processes."""
-    from . import generation, kernels, startup, transport
+    from . import generation, kernels, startup, transport, waiting
 
     return (
         (("kernels",), kernels.measure),
         (("decode", "prompt"), generation.measure),
+        (("waiting",), waiting.measure),
         (("transport",), transport.measure),
         (("startup",), startup.measure),
     )

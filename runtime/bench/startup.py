@@ -13,6 +13,7 @@ from contextlib import contextmanager
 
 from ...errors import DeadlineExceeded, LeafsumError
 from ..child import describe_exit
+from ..settings import variable_of
 from .options import BenchOptions
 from .results import Results
 from .rounds import Rounds, Variant, median_of
@@ -73,8 +74,8 @@ def timed(
 def _started(arguments: Sequence[str]) -> Iterator[subprocess.Popen[bytes]]:
     """Killed at the end of the block where it has not ended; what it started ends with it."""
     command = [sys.executable, "-P", "-m", *arguments]
-    pipe = subprocess.PIPE
-    with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=pipe, stderr=subprocess.STDOUT) as process:
+    pipe, env = subprocess.PIPE, os.environ | {variable_of("recover"): "never"}  # a recovery would hide in a figure
+    with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=pipe, stderr=subprocess.STDOUT, env=env) as process:
         try:
             yield process
         finally:

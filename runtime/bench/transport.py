@@ -43,7 +43,7 @@ def _timed(stack: ExitStack, transport: str, num_ranks: int, options: BenchOptio
     """Starts a gang, which lives as long as `stack`."""
     folder = RunFolder.make()  # one that a killed benchmark leaves is removed by the next run
     stack.callback(folder.remove)
-    arguments = [transport, str(num_ranks), str(folder.store)]
+    arguments = [transport, str(num_ranks), str(folder.store(0))]
     gang = stack.enter_context(Helper(f"{num_ranks} {transport} ranks", "leafsum.ranks.latency", arguments, ONE_THREAD))
     question = {"num_bytes": options.gather_bytes, "num_calls": options.gather_calls}
 

@@ -29,7 +29,7 @@ MOST_GATHER_BYTES = 1 << 28
 """A rank holds the parts of all: 2 GiB at 8 ranks."""
 
 EPILOG = """\b
-Suites (none named: all of them, in about three and a half minutes on two idle cores):
+Suites (none named: all of them, in about four minutes on two idle cores):
   kernels    One thread. Ways to read memory in GB/s; linear at 1 row (bfloat16 weights that no cache holds) in GB/s of
              weights, to be held against the fastest of those ways; linear at --rows rows in GFLOP/s beside torch's
              float32 matmul; kernels of Flash Next's blocks at its own sizes, deltanet at 1 row also in GB/s of state.
@@ -39,8 +39,13 @@ Suites (none named: all of them, in about three and a half minutes on two idle c
              "% in exchanges" is the time that a rank spends on what is done only because there are others (choosing
              rows, gathering them, adding what came, and waiting), of the steps after the first token; "% in transport
              calls" is the part of it that moves bytes and waits. With --threads 1 and a core for every rank they are
-             what several ranks cost.
+             what several ranks cost. "CPU, rank outside kernels" is what else a rank's process computes with all its
+             threads: Python, messages, moving bytes; a wait is none of it. "program" is this command, which draws
+             its progress on a terminal and nothing in a pipe.
   prompt     Prompt tokens a second up to the first new token, of one request of --long-prompt-tokens.
+  waiting    CPU time a second of pools of the model tiny, at every --tp (the model does not matter): one that
+             is idle, and one whose last rank is stopped in the middle of a decode step. 10 ms/s are 1 % of a core.
+             "rank" is the one that used most.
   transport  One all-gather of --gather-bytes a rank, as rank 0 sees it, --gather-calls of them one after the other:
              shared memory beside Gloo at every --gather-ranks. More ranks than cores wait for the scheduler, too.
   startup    From the start of a process: to the first character of text that demo writes, to its end, and to the end

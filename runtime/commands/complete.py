@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING
 from ...errors import PromptError, RequestFailed
 from ..sampling import Completion, SamplingParams
 from ..settings import Settings
+from .interrupts import FirstInterrupt
 from .progress import Display
 from .prompts import PromptSource
+from .stdio import say
 
 if TYPE_CHECKING:
     from ..stream import Delta
@@ -22,12 +24,14 @@ def complete(
     prompts: Sequence[PromptSource],
     sampling: SamplingParams,
     *,
+    interrupt: FirstInterrupt,
     chat: bool = False,
     on_delta: Callable[[Delta], None] | None = None,
 ) -> list[Completion]:
     """One pool, all prompts, in order. A completion's `prompt` is the text as the user gave it.
 
-    With `on_delta`, it is told what comes as it comes, and progress is shown only until then.
+    With `on_delta`, it is told what comes as it comes, and progress is shown only until then. `interrupt` takes the
+    first Ctrl-C that comes while the prompts are under way; before and after that it ends the program at once.
     """
     with Display() as display:
         display.stage("reading prompts")
@@ -37,15 +41,13 @@ def complete(
         display.stage(f"starting {settings.tp} rank{'s' if settings.tp > 1 else ''}")
         with WorkerPool(settings) as pool:
             display.stage("generating")
-            if on_delta is None:
-                completions = pool.generate(ids, sampling, on_progress=display.on_progress)
-                display.stage("closing")
-            else:
-                display.end()
-                with pool.stream(ids, sampling) as stream:
+            with pool.stream(ids, sampling) as stream, interrupt.draining(pool.drain):
+                if on_delta is not None:
+                    display.end()
                     for delta in stream:
                         on_delta(_delta_as_given(delta, prompts))
-                completions = stream.result()
+                completions = stream.result(display.on_progress)
+            display.stage("closing")
     return as_given(completions, prompts)
 
 
@@ -60,11 +62,22 @@ def _delta_as_given(delta: Delta, prompts: Sequence[PromptSource]) -> Delta:
     return replace(delta, completion=replace(delta.completion, prompt=prompts[delta.prompt_index].text))
 
 
+def say_what_was_cancelled(completions: Sequence[Completion]) -> None:
+    """After an interrupt, where the exit code cannot say more."""
+    num_cancelled = sum(found.finish_reason == "cancelled" for found in completions)
+    told = [f"interrupted: {num_cancelled} of {len(completions)} prompts were cancelled before they began"]
+    say("; ".join([*told, *_failures(completions)]))
+
+
 def require_none_failed(completions: Sequence[Completion]) -> None:
     """RequestFailed with the error of every request that failed alone."""
+    if failures := _failures(completions):
+        raise RequestFailed("; ".join(failures))
+
+
+def _failures(completions: Sequence[Completion]) -> list[str]:
     errors = [f"prompt {index}: {found.error}" for index, found in enumerate(completions, start=1) if found.error]
-    if errors:
-        raise RequestFailed(f"{len(errors)} of {len(completions)} prompts failed: {'; '.join(errors)}")
+    return [f"{len(errors)} of {len(completions)} prompts failed: {'; '.join(errors)}"] if errors else []
 
 
 def prompt_ids(

@@ -7,9 +7,10 @@ import click
 from ...errors import ReceiptMismatch
 from ..sampling import Completion, SamplingParams
 from .complete import require_none_failed
+from .interrupts import FirstInterrupt
 from .options import debug_option, resolve_settings
 from .prompts import PromptSource
-from .stdio import flush_output, printable, require_output, write_line
+from .stdio import flush_output, printable, require_output, show_log, write_line
 from .stream_text import stream_text
 
 PROMPT = "Adding the same numbers in the same order gives the same bits."
@@ -41,12 +42,16 @@ def demo() -> None:
 
 
 def _complete(tp: int, before: str = "") -> Completion:
-    """`before` stands above its lines."""
+    """`before` stands above its lines. After a Ctrl-C, KeyboardInterrupt when the text is written."""
     settings = resolve_settings({"model": "tiny", "tp": str(tp)})
+    show_log(settings.log_level)
     sampling = SamplingParams(max_tokens=MAX_TOKENS, ignore_eos=True)
     prompt = PromptSource(PROMPT, None, "demo")
     heading = f"{before}tp {tp}: text         "
-    completion = stream_text(settings, prompt, sampling, heading=heading, shown=_in_a_line)
+    interrupt = FirstInterrupt()
+    completion = stream_text(settings, prompt, sampling, interrupt=interrupt, heading=heading, shown=_in_a_line)
+    if interrupt.came:
+        raise KeyboardInterrupt
     require_none_failed([completion])
     write_line(f"tp {tp}: token sha256 {completion.token_sha256}")
     flush_output()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -11,10 +10,12 @@ import click
 
 from ...errors import ConfigError
 from ..sampling import Completion, SamplingParams
-from .complete import complete, require_none_failed
+from .complete import complete, require_none_failed, say_what_was_cancelled
+from .interrupts import FirstInterrupt
+from .main import EXIT_INTERRUPTED
 from .options import debug_option, resolve_settings, settings_options
 from .prompts import PromptSource, gather_prompts
-from .stdio import flush_output, on_terminal, printable, require_output, write_line
+from .stdio import flush_output, on_terminal, printable, require_output, show_log, write_line
 from .stream_text import stream_text
 
 if TYPE_CHECKING:
@@ -32,12 +33,19 @@ Examples:
 \b
 Prompts are served in the order --prompt, --prompt-file, --prompt-ids. Without --json the texts go to standard output
 (ids where there is no tokenizer). With --json each prompt is one object on one line: prompt, text, token_ids,
-token_sha256, finish_reason, tp, prompt_tokens, output_tokens, residual_hash, prompt_token_ids, with --digests
-logits_sha256, with --layer-digests layer_digests_sha256 (of the residual's hashes: each row, after each layer),
-stop_reason where a stop id or a --stop text ended it, and error where this prompt alone failed (the others are
-printed). With --stream --json each piece is such a line: prompt_index, token_ids, text; the last of a prompt has no id,
-and the prompt's object as completion. Exit codes: 0 done, 1 failed, 2 wrong use, 130 Ctrl-C.
+token_sha256, finish_reason, tp, recoveries (of a lost gang, while it was open), prompt_tokens, output_tokens,
+residual_hash, prompt_token_ids, with --digests logits_sha256, with --layer-digests layer_digests_sha256 (of the
+residual's hashes: each row, after each layer), stop_reason where a stop id or a --stop text ended it, and error where
+this prompt alone failed (the others are printed). With --stream --json each piece is such a line: prompt_index,
+token_ids, text; the last of a prompt has no id, and the prompt's object as completion.
+
+\b
+The first Ctrl-C while prompts are under way lets what has begun go on to its end, cancels the rest (finish_reason
+cancelled), and writes the results; the second ends at once. Exit codes: 0 done, 1 failed, 2 wrong use, 130 Ctrl-C.
 """
+
+WITHOUT_TEXT = ("failed", "cancelled")
+"""How a prompt ends that has nothing to write: an interrupt cancels what has not begun."""
 
 
 @click.command(epilog=EPILOG)
@@ -78,22 +86,28 @@ def generate(
     stream: bool,
     as_json: bool,
     **flags: Any,
-) -> None:
+) -> int:
     """Continue prompts, greedily, on --tp rank processes."""
     require_output()
     settings = resolve_settings(flags)
     sampling = SamplingParams(max_tokens=max_tokens, ignore_eos=ignore_eos, stop=stop)
     prompts = gather_prompts(texts, files, ids_texts, one_per_line=one_prompt_per_line)
-    logging.basicConfig(level=settings.log_level.upper(), format="%(name)s: %(levelname)s: %(message)s")
+    show_log(settings.log_level)
+    interrupt = FirstInterrupt()
     if not stream:
-        completions = complete(settings, prompts, sampling, chat=chat)
+        completions = complete(settings, prompts, sampling, interrupt=interrupt, chat=chat)
         write_completions(completions, as_json)
     elif as_json:
-        completions = complete(settings, prompts, sampling, chat=chat, on_delta=write_delta)
+        completions = complete(settings, prompts, sampling, interrupt=interrupt, chat=chat, on_delta=write_delta)
     else:
         shown = printable if on_terminal() else str
-        completions = [stream_text(settings, the_one(prompts), sampling, chat=chat, shown=shown)]
+        prompt = the_one(prompts)
+        completions = [stream_text(settings, prompt, sampling, interrupt=interrupt, chat=chat, shown=shown)]
+    if interrupt.came:
+        say_what_was_cancelled(completions)
+        return EXIT_INTERRUPTED
     require_none_failed(completions)
+    return 0
 
 
 def write_completions(completions: Sequence[Completion], as_json: bool) -> None:
@@ -101,7 +115,7 @@ def write_completions(completions: Sequence[Completion], as_json: bool) -> None:
         if as_json:
             # ASCII only: some characters inside a text would end the line for a reader that splits by Unicode's rules.
             write_line(json.dumps(completion.to_dict(), ensure_ascii=True))
-        elif not completion.error:
+        elif completion.finish_reason not in WITHOUT_TEXT:
             write_text(completion, index, len(completions))
 
 

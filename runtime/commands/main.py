@@ -1,19 +1,19 @@
 """The command line's frame: what a command's end means for the exit code, and how an error is told.
 
-Exit codes: 0 done; 1 a difference or a failed run; 2 wrong use (settings, flags, model folder, prompt); 130 Ctrl-C.
+Exit codes: 0 done; 1 a difference or a failed run; 2 wrong use (settings, flags, model folder, prompt); 130 Ctrl-C,
+also where what had begun was finished after it.
 The commands are imported inside the frame, so that a Ctrl-C during the import ends as any other.
 """
 
 from __future__ import annotations
 
-import os
 import signal
 import sys
 import traceback
 from collections.abc import Sequence
 
 from ...errors import ConfigError, LeafsumError, ModelError, OutputError, RankError
-from .stdio import discard_output, flush_output, hold_standard_streams, printable
+from .stdio import discard_output, flush_output, hold_standard_streams, say, tell
 
 EXIT_FAILED = 1
 EXIT_WRONG_USE = 2
@@ -39,7 +39,7 @@ def run(arguments: Sequence[str]) -> int:
         return EXIT_FAILED
     except KeyboardInterrupt:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
-        _say("interrupted")
+        say("interrupted")
         return EXIT_INTERRUPTED
     except Exception as error:
         return _tell(error, debug=False)
@@ -70,26 +70,14 @@ def _run_command(arguments: Sequence[str]) -> int:
 def _tell(error: Exception, debug: bool) -> int:
     """One paragraph on standard error, with --debug the traceback before it; the exit code."""
     if debug:
-        _write("".join(traceback.format_exception(error)))
+        tell("".join(traceback.format_exception(error)))
         if isinstance(error, RankError) and error.traceback_text:
-            _say(f"on rank {error.rank}:\n{error.traceback_text}")
+            say(f"on rank {error.rank}:\n{error.traceback_text}")
     if isinstance(error, OutputError):
         discard_output()
     if isinstance(error, LeafsumError):
-        _say(str(error))
+        say(str(error))
     else:
         hint = "" if debug else " Run it again with --debug for the traceback."
-        _say(f"unexpected {type(error).__name__}: {error}. This is a defect of leafsum or of its installation.{hint}")
+        say(f"unexpected {type(error).__name__}: {error}. This is a defect of leafsum or of its installation.{hint}")
     return EXIT_WRONG_USE if isinstance(error, ConfigError | ModelError) else EXIT_FAILED
-
-
-def _say(text: str) -> None:
-    _write(f"leafsum: {text}\n")
-
-
-def _write(text: str) -> None:
-    """To standard error. A text may quote a model's file or template: no terminal is to obey what stands there."""
-    try:
-        os.write(2, printable(text).encode(errors="backslashreplace"))
-    except OSError:
-        return  # nobody listens there; the exit code still tells

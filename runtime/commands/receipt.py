@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +11,7 @@ from typing import Any
 import click
 
 from .. import models
-from ..receipts.arms import ARM_FIELDS, Axes, default_concurrency
+from ..receipts.arms import ARM_FIELDS, NOT_ASKED, Axes, default_concurrency
 from ..receipts.controls import ControlOutcome, ControlPlan, flipped_layer
 from ..receipts.file import require_writable, write_receipt
 from ..receipts.hashes import SHOWN_DIGITS
@@ -28,7 +27,7 @@ from .complete import as_given, prompt_ids
 from .options import debug_option, list_option, resolve_settings, settings_options
 from .progress import Display
 from .prompts import PromptSource, gather_prompts
-from .stdio import printable, require_output, write_line
+from .stdio import printable, require_output, show_log, write_line
 
 DEFAULT_CONCURRENCY = (4, 1)
 
@@ -98,7 +97,7 @@ use.
 )
 @click.option("--no-controls", is_flag=True, help="Leave out the runs that must differ; power is then not shown.")
 @click.option("--json", "as_json", is_flag=True, help="The receipt as JSON on standard output, instead of the table.")
-@settings_options([name for name in RULES if name not in (*ARM_FIELDS, "digests", "layer_digests")])
+@settings_options([name for name in RULES if name not in (*ARM_FIELDS, *NOT_ASKED)])
 @debug_option
 def receipt(
     cross: str,
@@ -127,7 +126,7 @@ def receipt(
     sampling = SamplingParams(max_tokens=max_tokens, ignore_eos=ignore_eos)
     if out is not None:
         require_writable(out)
-    logging.basicConfig(level=settings.log_level.upper(), format="%(name)s: %(levelname)s: %(message)s")
+    show_log(settings.log_level)
     from ...ranks.configs.load import load_spec
     from ..receipts.document import receipt_of
     from ..receipts.seal import to_document, to_text

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -38,7 +37,7 @@ from .complete import prompt_ids
 from .options import resolve_settings
 from .progress import Display
 from .prompts import PromptSource
-from .stdio import printable, write_line
+from .stdio import printable, show_log, write_line
 
 DEFAULT_CONCURRENCY = (4,)
 
@@ -58,7 +57,7 @@ def rerun(path: Path, model: str | None, tp: str | None, as_json: bool, flags: d
     axes.require_prompts(num_prompts)
     arms = axes.adverse_arms()
     settings = settings_of(receipt, path, {**flags, "model": model or model_of(receipt, path)})
-    logging.basicConfig(level=settings.log_level.upper(), format="%(name)s: %(levelname)s: %(message)s")
+    show_log(settings.log_level)
     with Display() as display:
         display.stage("hashing the model's files")
         model_dir = models.resolve_model(settings.model)

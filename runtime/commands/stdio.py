@@ -1,7 +1,11 @@
-"""Standard output as a result: a full disk, a closed descriptor or a reader that has gone is an error of the run."""
+"""Standard output as a result: a full disk, a closed descriptor or a reader that has gone is an error of the run.
+
+Standard error is for a person: what cannot be written there is lost.
+"""
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 
@@ -72,6 +76,41 @@ def on_terminal() -> bool:
 def printable(text: str) -> str:
     """For a terminal: a model's text may hold control characters, and a terminal would obey them."""
     return "".join(c if c in "\n\t" or c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text)
+
+
+def say(text: str) -> None:
+    """One paragraph to standard error. Also for signal handlers."""
+    tell(f"leafsum: {text}\n")
+
+
+def tell(text: str) -> None:
+    """To standard error. A text may quote a model's file or template: no terminal is to obey what stands there."""
+    try:
+        os.write(2, printable(text).encode(errors="backslashreplace"))
+    except OSError:
+        return  # nobody listens there; the exit code still tells
+
+
+def show_log(level: str) -> None:
+    """Write what this process logs to standard error, from `level` (as the setting) on, in the form of its children."""
+    from ...ranks.logs import LineFormatter
+
+    handler = _LogHandler()
+    handler.setFormatter(LineFormatter("run=none"))
+    logging.basicConfig(level=level.upper(), handlers=[handler])
+
+
+class _LogHandler(logging.Handler):
+    """To what sys.stderr is when a line comes: a progress line keeps its place below it."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if sys.stderr is None:
+            return
+        try:
+            sys.stderr.write(self.format(record) + "\n")
+            sys.stderr.flush()
+        except Exception:
+            self.handleError(record)
 
 
 def _refused(error: OSError) -> OutputError:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from ..sampling import Completion, SamplingParams
 from ..settings import Settings
 from .complete import complete
+from .interrupts import FirstInterrupt
 from .prompts import PromptSource
 from .stdio import flush_output, write, write_line
 
@@ -20,6 +21,7 @@ def stream_text(
     prompt: PromptSource,
     sampling: SamplingParams,
     *,
+    interrupt: FirstInterrupt,
     chat: bool = False,
     heading: str = "",
     shown: Callable[[str], str] = str,
@@ -39,11 +41,11 @@ def stream_text(
         is_begun = is_begun or bool(text)
 
     try:
-        (completion,) = complete(settings, [prompt], sampling, chat=chat, on_delta=write_piece)
+        (completion,) = complete(settings, [prompt], sampling, interrupt=interrupt, chat=chat, on_delta=write_piece)
     except BaseException:
         if is_begun:
             write_line("")
         raise
-    if is_begun or not completion.error:
+    if is_begun or completion.finish_reason not in ("failed", "cancelled"):
         write_line("" if is_begun else heading)
     return completion

@@ -14,6 +14,9 @@ from ..settings import RULES, Settings, flag_of
 ARM_FIELDS = ("tp", "exchange", "placement", "transport", "threads", "prefill_chunk", "concurrency")
 """The crossed settings. All but the last two need a new gang; those change while the pool is idle."""
 
+NOT_ASKED = ("digests", "layer_digests", "recover", "recover_limit", "recover_window_s")
+"""Settings that are the same in every arm, whatever a command line says: it has no flags for them."""
+
 NO_EXCHANGE = "none"
 """Exchange, placement and transport of an arm with one rank, where nothing travels and everything is owned by it."""
 
@@ -68,7 +71,8 @@ class Arm:
         return found | {"prefill_chunk": self.prefill_chunk or "whole"}
 
     def settings(self, base: Settings) -> Settings:
-        """`base` with this arm's settings; whatever can be hashed or counted is."""
+        """`base` with this arm's settings; whatever can be hashed or counted is. A lost gang ends the run: an arm shows
+        what its own ranks do, from its first row to its last."""
         changed = replace(
             base,
             tp=self.tp,
@@ -81,6 +85,7 @@ class Arm:
             poison=self.adverse,
             delay_seed=self.delay_seed,
             control=self.control,
+            recover="never",
         )
         if self.tp == 1:
             return changed

@@ -8,6 +8,8 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
+from ...ranks.machine import cpu_name
+
 PACKAGES = ("leafsum", "torch", "numpy", "msgspec", "pyzmq", "safetensors", "tokenizers", "jinja2", "click", "rich")
 GIT_TIMEOUT_S = 10.0
 
@@ -49,17 +51,6 @@ def machine_facts() -> dict[str, Any]:
         "kernel": platform.release(),
         "instruction_set": _instruction_set(),
     }
-
-
-def cpu_name() -> str:
-    """The model name, on arm64 (where /proc/cpuinfo has none) the implementer and part numbers."""
-    fields: dict[str, str] = {}
-    for line in Path("/proc/cpuinfo").read_text(errors="replace").splitlines():
-        name, _, value = line.partition(":")
-        fields.setdefault(name.strip(), value.strip())
-    if "model name" in fields:
-        return fields["model name"]
-    return f"implementer {fields.get('CPU implementer', '?')} part {fields.get('CPU part', '?')}"
 
 
 def memory_bytes() -> int:

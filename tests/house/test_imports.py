@@ -16,8 +16,8 @@ from leafsum import collectives, errors
 from packaging.requirements import Requirement
 
 TORCH_FREE_RANKS = (
-    "checkpoint", "configs", "control", "footprint", "json_fields", "json_lines", "messages", "ngram_tables",
-    "numerics", "rope", "sizes", "spec", "tiny", "user_cache",
+    "checkpoint", "configs", "control", "footprint", "journal", "json_fields", "json_lines", "logs", "machine",
+    "messages", "ngram_tables", "numerics", "rope", "sizes", "spec", "tiny", "user_cache",
 )  # fmt: skip
 TORCH_FREE_COLLECTIVES = ("control_names", "placement", "tree")
 

@@ -33,11 +33,13 @@ def test_a_command_prints_what_stands_below_it(command, expected) -> None:
     assert ended.stdout == expected
 
 
-def test_the_embedding_example_runs() -> None:
-    (example,) = [block for language, block in BLOCKS if language == "python"]
-    ended = run("-c", example)
+@pytest.mark.parametrize(("index", "num_lines"), [(0, 3), (1, 2)])
+def test_an_embedding_example_runs(index, num_lines) -> None:
+    examples = [block for language, block in BLOCKS if language == "python"]
+    assert len(examples) == 2
+    ended = run("-c", examples[index])
     assert (ended.returncode, ended.stderr) == (0, "")
-    assert len(ended.stdout.splitlines()) == 3
+    assert len(ended.stdout.splitlines()) == num_lines
 
 
 def test_every_page_that_is_linked_exists() -> None:

@@ -3,79 +3,34 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
-import zmq
-from leafsum.ranks.control import open_socket, rank_identity
+from leafsum.ranks.machine import cpu_name
 from leafsum.ranks.messages import (
-    FROM_RANK,
-    LEFT_WITH_FAILURE,
+    LEFT_UNHEARD,
+    MAX_MESSAGE_BYTES,
+    MAX_TEXT_CHARACTERS,
     PROTOCOL_VERSION,
     Admit,
-    Failure,
-    FromRank,
     Hello,
-    Message,
     Plan,
     Ready,
     Run,
     Setup,
     StepResult,
-    decode,
     encode,
 )
-from leafsum.runtime.child import Child, end_children
 from leafsum.runtime.run_folder import RunFolder
 from leafsum.runtime.settings import Settings
 from msgspec.structs import replace
 from processes import wait_until
+from rank_process import WAIT_S, Rank
 from setups import RUN_ID, make_setup
 from tiny_checkpoints import write_checkpoint
-
-TESTS = Path(__file__).resolve().parent.parent
-WAIT_S = 60.0
-
-
-class Rank:
-    """Rank 0: its process, and the coordinator's end of its socket."""
-
-    def __init__(self, folder: RunFolder, module: str = "leafsum.ranks.worker", parent_pid: int = 0) -> None:
-        self.context: zmq.Context = zmq.Context()
-        self.socket = open_socket(self.context, zmq.ROUTER, folder.ranks_socket, bind=True)
-        self.identity = rank_identity(RUN_ID, 0)
-        arguments = ["--run-folder", str(folder.path), "--run-id", RUN_ID, "--rank", "0", "--tp", "1"]
-        arguments += ["--parent-pid", str(parent_pid or os.getpid())]
-        self.child = Child("rank 0", module, arguments, env={**os.environ, "PYTHONPATH": search_path()})
-
-    def say(self, message: Message) -> None:
-        self.say_bytes(encode(message))
-
-    def say_bytes(self, frame: bytes) -> None:
-        self.socket.send_multipart([self.identity, frame])
-
-    def hear(self) -> FromRank:
-        assert self.socket.poll(WAIT_S * 1000), "the rank is silent"
-        identity, frame = self.socket.recv_multipart()
-        assert identity == self.identity
-        return decode(frame, FROM_RANK)
-
-    def hear_failure(self) -> Failure:
-        """The rank's last word: after it the process leaves, and says nothing more."""
-        failure = self.hear()
-        assert isinstance(failure, Failure)
-        assert self.child.wait(WAIT_S) == LEFT_WITH_FAILURE
-        assert not self.socket.poll(0)
-        return failure
-
-    def close(self) -> None:
-        end_children([self.child], 0.0)
-        self.context.destroy(linger=0)
-
-
-def search_path() -> str:
-    return os.pathsep.join([str(TESTS), *filter(None, [os.environ.get("PYTHONPATH")])])
 
 
 @pytest.fixture
@@ -141,7 +96,7 @@ def test_a_rank_without_its_parent_leaves_before_its_first_word(start):
 
 
 def test_a_rank_that_gets_no_setup_says_so_and_leaves(start):
-    hasty = start(module="hasty_worker")
+    hasty = start(module="timed_worker", SETUP_TIMEOUT_S="0.2")
     assert isinstance(hasty.hear(), Hello)
     failure = hasty.hear_failure()
     assert (failure.rank, failure.step, failure.kind) == (0, -1, "DeadlineExceeded")
@@ -173,6 +128,54 @@ def test_a_plan_while_the_model_is_loading_is_a_failure(rank, setup):
     assert "Plan" in failure.text
 
 
+AWKWARD = {
+    "exit": ("SystemExit", "3"),
+    "speechless": ("SpeechlessError", "SpeechlessError, which cannot say why"),
+    "no characters": ("ModelError", "model-\\udcff.safetensors"),
+    "endless": ("ModelError", "x" * MAX_TEXT_CHARACTERS),
+}
+
+
+@pytest.mark.parametrize("name", AWKWARD)
+def test_an_error_that_is_hard_to_tell_is_told(start, setup, name):
+    rank = start(module="failing_worker", FAILS=name)
+    assert isinstance(rank.hear(), Hello)
+    rank.say(setup)
+    failure = rank.hear_failure()
+    assert (failure.kind, failure.text) == AWKWARD[name]
+
+
+def test_a_word_in_two_frames_is_a_failure(rank):
+    rank.socket.send_multipart([rank.identity, encode(plan(1)), b""])
+    assert "expected one frame of the coordinator, got 2" in rank.hear_failure().text
+
+
+def close_the_socket(rank: Rank) -> None:
+    rank.socket.close(linger=0)
+
+
+def say_too_much(rank: Rank) -> None:
+    rank.say_bytes(bytes(MAX_MESSAGE_BYTES + 1))
+
+
+@pytest.mark.parametrize("break_it", [close_the_socket, say_too_much])
+def test_a_rank_whose_control_socket_breaks_ends_and_says_why(rank, break_it):
+    break_it(rank)
+    assert rank.child.wait(WAIT_S) == LEFT_UNHEARD
+    assert rank.log_lines()[-1].endswith('event=unheard text="the connection to the coordinator broke"')
+
+
+def test_a_socket_that_breaks_as_the_coordinator_ends_is_no_error(start):
+    """The kernel closes a dead coordinator's descriptors one by one."""
+    rank = start(module="timed_worker", END_TIMEOUT_S="60")
+    assert isinstance(rank.hear(), Hello)
+    close_the_socket(rank)
+    assert rank.child.wait(0.3) is None
+    rank.child.tell_to_leave()
+    assert rank.child.wait(WAIT_S) == 0
+    assert rank.log_lines()[-1].endswith("event=leaving")
+
+
 # With a model
 
 
@@ -190,6 +193,7 @@ def test_a_second_setup_is_a_failure(rank, setup):
     ready = rank.hear()
     assert isinstance(ready, Ready)
     assert (ready.rank, ready.settings_digest) == (0, Settings().digest())
+    assert (ready.device, ready.versions["leafsum"]) == (f"cpu: {cpu_name()}", version("leafsum"))
     for step in (1, 2):
         rank.say(plan(step))
         result = rank.hear()
@@ -202,7 +206,11 @@ def test_a_second_setup_is_a_failure(rank, setup):
     assert "one Setup" in failure.text
 
 
+START_EVENTS = ("started", "hello", "setup", "loading", "meeting", "met", "ready")
+
+
 def test_a_plan_that_does_not_follow_is_a_failure_of_its_step(rank, setup):
+    """It comes with all that the rank did, in order; the log has the same."""
     rank.say(setup)
     assert isinstance(rank.hear(), Ready)
     rank.say(plan(1))
@@ -211,6 +219,39 @@ def test_a_plan_that_does_not_follow_is_a_failure_of_its_step(rank, setup):
     failure = rank.hear_failure()
     assert (failure.step, failure.kind, failure.transport) == (3, "ProtocolError", False)
     assert "expected step 2" in failure.text
+    *begun, planned, done, last, failed = failure.events
+    assert tuple(event.name for event in begun) == START_EVENTS
+    assert (planned.name, planned.step, planned.facts) == ("plan", 1, "rows=3 runs=1 slots=0")
+    assert (done.name, done.step) == ("done", 1)
+    assert (last.name, last.step, last.facts) == ("plan", 3, "rows=1 runs=1 slots=0")
+    assert (failed.name, failed.step) == ("failed", 3)
+    assert "expected step 2" in failed.facts
+    assert [event.at_s for event in failure.events] == sorted(event.at_s for event in failure.events)
+    told = [LOG_LINE.fullmatch(line) for line in rank.log_lines()]
+    assert [(line["event"], line["step"]) for line in told if line] == [
+        (event.name, str(event.step) if event.step >= 0 else None) for event in failure.events
+    ]
+    assert all(told)
+
+
+LOG_LINE = re.compile(
+    rf"""\d{{4}}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{{3}}[+-]\d\d:\d\d\ (debug|info|warning|error)
+    \ run={RUN_ID}\ rank=0(\ step=(?P<step>\d+))?\ event=(?P<event>\w+)
+    (\ \w+=([^\s"=]+|"([^"\\]|\\.)*"))*""",
+    re.VERBOSE,
+)
+"""What every line of standard error is, at every level."""
+
+
+def test_a_rank_of_a_later_gang_counts_steps_from_where_the_lost_one_was(rank, setup):
+    rank.say(replace(setup, previous_step=41))
+    assert isinstance(rank.hear(), Ready)
+    rank.say(replace(plan(1), step=42))
+    result = rank.hear()
+    assert isinstance(result, StepResult)
+    assert result.step == 42
+    rank.say(replace(plan(2), step=2))
+    assert "expected step 43" in rank.hear_failure().text
 
 
 def test_a_model_that_cannot_be_read_is_a_failure_with_its_class(rank, setup, tmp_path):
@@ -224,7 +265,7 @@ def test_a_rank_that_waits_for_its_peers_still_leaves_at_once(rank, model_dir, f
     """Rank 1 of 2 never comes. The meeting would wait for it for an hour; the death pipe is heard all the same."""
     patience = {"tp": 2, "start_timeout_s": 3600.0, "step_timeout_s": 3600.0}
     rank.say(make_setup(model_dir, folder.path, kv_tokens=64, **patience))
-    wait_until(folder.store.exists, "the rank is at the meeting")
+    wait_until(folder.store(0).exists, "the rank is at the meeting")
     rank.child.tell_to_leave()
     assert rank.child.wait(WAIT_S) == 0
     assert not rank.socket.poll(0)

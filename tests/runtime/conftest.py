@@ -1,9 +1,11 @@
 """Runs of a coordinator whose ranks are played by the test."""
 
+from typing import Any
+
 import pytest
 from leafsum.runtime import gang as gang_module
 from runtime.fake_coordinator import FakeCoordinator
-from runtime.fake_run import NUM_RANKS, FakeRun
+from runtime.fake_run import FakeRun
 
 
 @pytest.fixture
@@ -12,8 +14,8 @@ def make_run(tmp_path_factory, monkeypatch):
     monkeypatch.setattr(gang_module, "CAUSE_TIMEOUT_S", 60.0)
     runs = []
 
-    def make(*manners: str) -> FakeRun:
-        runs.append(FakeRun(tmp_path_factory.mktemp("run"), monkeypatch, manners or ("polite",) * NUM_RANKS))
+    def make(*manners: str, **settings: Any) -> FakeRun:
+        runs.append(FakeRun(tmp_path_factory.mktemp("run"), monkeypatch, manners, **settings))
         return runs[-1]
 
     yield make
@@ -33,5 +35,13 @@ def run(make_run) -> FakeRun:
 def coordinator(monkeypatch):
     """A conversation whose coordinator is played by the test."""
     coordinator = FakeCoordinator(monkeypatch)
+    yield coordinator
+    coordinator.close()
+
+
+@pytest.fixture
+def narrow(monkeypatch):
+    """The same, of a pool that holds two requests."""
+    coordinator = FakeCoordinator(monkeypatch, queue_limit=2)
     yield coordinator
     coordinator.close()

@@ -23,25 +23,27 @@ WAIT_S = 60.0
 class FakeCoordinator:
     """The other end of a conversation: hears what was submitted, and answers what the test wants."""
 
-    def __init__(self, monkeypatch) -> None:
+    def __init__(self, monkeypatch, queue_limit: int = 1024) -> None:
         monkeypatch.setattr(conversation_module, "Child", self._stand_in)
-        self.conversation = Conversation("warning")
+        self.conversation = Conversation("warning", queue_limit)
         self.child: Child = self.conversation.require_open()[0]
         self._context: zmq.Context = zmq.Context()
         self._socket = open_socket(self._context, zmq.PAIR, self.conversation.run_folder.host_socket, bind=True)
         self._num_requests = 0
+        self._numbering = threading.Lock()
         self.unread: Stream
 
     def _stand_in(self, role: str, _module: str, _arguments: list[str]) -> Child:
         return Child(role, "stand_in", ["polite"], env={**os.environ, "PYTHONPATH": str(TESTS)})
 
     def stream(self, num_prompts: int = 1, timeout_s: float = WAIT_S, **sampling: object) -> Stream:
-        first = self._num_requests
-        self._num_requests += num_prompts
+        with self._numbering:
+            first = self._num_requests
+            self._num_requests += num_prompts
         params = SamplingParams(**sampling)
         requests = [OpenRequest(index, first + index, None, (1,), params) for index in range(num_prompts)]
         orders = [request.order(()) for request in requests]
-        return Stream(self.conversation, tiny(), requests, orders, tp=1, step_timeout_s=timeout_s)
+        return Stream(self.conversation, tiny(), requests, orders, step_timeout_s=timeout_s)
 
     def say(self, *messages: Message) -> None:
         for message in messages:
@@ -89,6 +91,7 @@ def finished(request_id: int, num_tokens: int, reason: str = "length", stop_stri
         logits_sha256="",
         error="",
         stop_string=stop_string,
+        num_ranks=3,
     )
 
 

@@ -6,6 +6,7 @@ import os
 import threading
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import zmq
@@ -29,10 +30,11 @@ from leafsum.ranks.messages import (
     decode,
     encode,
 )
-from leafsum.runtime import gang as gang_module
+from leafsum.runtime import launcher as launcher_module
 from leafsum.runtime.child import Child
 from leafsum.runtime.coordinator import Coordinator
 from leafsum.runtime.fatal import error_of
+from leafsum.runtime.launcher import Spawner
 from leafsum.runtime.messages import FROM_COORDINATOR, Advance, Fatal, FromCoordinator, Order, Started, Submit
 from leafsum.runtime.run_folder import RunFolder
 from leafsum.runtime.settings import Settings
@@ -55,10 +57,10 @@ SECOND_PLAN = Plan(step=2, releases=(), admits=(), runs=(Run(slot=0, start=2, to
 class FakeRank:
     """The socket of one rank, and the stand-in process that the gang believes to be behind it."""
 
-    def __init__(self, context: zmq.Context, folder: RunFolder, rank: int) -> None:
+    def __init__(self, context: zmq.Context, folder: RunFolder, rank: int, gang: int = 0) -> None:
         self.rank = rank
         self.identity = rank_identity(folder.run_id, rank)
-        self.socket = open_socket(context, zmq.DEALER, folder.ranks_socket, bind=False, identity=self.identity)
+        self.socket = open_socket(context, zmq.DEALER, folder.ranks_socket(gang), bind=False, identity=self.identity)
         self.child: Child
 
     def say(self, message: FromRank) -> None:
@@ -82,6 +84,7 @@ class FakeRank:
     def ready(self, **changes: object) -> Ready:
         ready = Ready(
             rank=self.rank,
+            device="cpu: one",
             model_digest=MODEL_DIGEST,
             settings_digest=Settings().digest(),
             exchange="nodes",
@@ -120,33 +123,40 @@ def changed(message, **changes):
 class FakeRun:
     """`manners` are those of the stand-ins (tests/stand_in.py), one for each rank."""
 
-    def __init__(self, path: Path, monkeypatch, manners: tuple[str, ...] = ("polite",) * NUM_RANKS) -> None:
+    def __init__(self, path: Path, monkeypatch, manners: tuple[str, ...] = (), **settings: Any) -> None:
         self.folder = RunFolder(path, RUN_ID)
-        self.settings = Settings(tp=NUM_RANKS, step_timeout_s=WAIT_S)
+        self.settings = Settings(**{"tp": NUM_RANKS, "step_timeout_s": WAIT_S, "recover": "never", **settings})
         self.context: zmq.Context = zmq.Context()
         self.pool = open_socket(self.context, zmq.PAIR, self.folder.host_socket, bind=False)
         self.ranks = [FakeRank(self.context, self.folder, rank) for rank in range(NUM_RANKS)]
+        self._lost_ranks: list[FakeRank] = []
         self.said: list[FromCoordinator] = []
         """What the pool has heard, Started left out."""
         self.children: list[Child] = []
         self._manners = manners
         self._death_read_fd, self._death_write_fd = os.pipe()
         self._thread = threading.Thread(target=self._serve, daemon=True)
-        monkeypatch.setattr(gang_module, "Child", self._stand_in)
+        monkeypatch.setattr(launcher_module, "Child", self._stand_in)
 
     def _stand_in(
         self, role: str, module: str, arguments: list[str], env: dict[str, str], grandparent_death_fd: int
     ) -> Child:
         assert (module, grandparent_death_fd) == ("leafsum.ranks.worker", self._death_read_fd)
-        assert arguments[arguments.index("--rank") + 1] == str(len(self.children))
-        manner = self._manners[len(self.children)]
+        rank = int(arguments[arguments.index("--rank") + 1])
+        manner = self._manners[rank] if self._manners else "polite"
         child = Child(role, "stand_in", [manner], env={**env, "PYTHONPATH": str(TESTS)})
-        self.ranks[len(self.children)].child = child
+        self.ranks[rank].child = child
         self.children.append(child)
         return child
 
+    def await_gang(self, number: int, num_ranks: int = NUM_RANKS) -> None:
+        """Play the ranks of the gang that is about to be started, instead of those of the lost one."""
+        self._lost_ranks += self.ranks
+        self.ranks = [FakeRank(self.context, self.folder, rank, number) for rank in range(num_ranks)]
+
     def _serve(self) -> None:
-        Coordinator(self.folder, self._death_read_fd).run()
+        fd = self._death_read_fd
+        Coordinator(self.folder, fd, Spawner(RUN_ID, "warning", fd)).run()
 
     def launch(self) -> None:
         """The coordinator is up and has the pool's Start; no rank has spoken yet."""
@@ -156,14 +166,21 @@ class FakeRun:
     def start(self) -> None:
         """All ranks are set up and ready."""
         self.launch()
+        self.come_up()
+        assert self.hear() == Started()
+
+    def come_up(self) -> list[Setup]:
+        """All ranks of the gang say their first words; what each was told."""
         for rank in self.ranks:
             rank.say(rank.hello())
+        setups = []
         for rank in self.ranks:
             setup = rank.hear()
             assert isinstance(setup, Setup)
             assert setup.rank == rank.rank
+            setups.append(setup)
             rank.say(rank.ready())
-        assert self.hear() == Started()
+        return setups
 
     def first_step(self) -> None:
         """One request of two tokens: all ranks do the first step, which draws a token."""

@@ -27,7 +27,8 @@ def measured(monkeypatch):
     def broken(names, _options, _rounds, _results):
         raise LeafsumError(f"{', '.join(names)} broke")
 
-    parts = ((("kernels",), part), (("decode", "prompt"), part), (("transport",), broken), (("startup",), part))
+    names = (("kernels",), ("decode", "prompt"), ("waiting",), ("transport",), ("startup",))
+    parts = tuple((each, broken if each == ("transport",) else part) for each in names)
     monkeypatch.setattr(run_module, "_parts", lambda: parts)
     return calls
 
@@ -47,7 +48,7 @@ def test_without_a_name_all_suites_run(measured, capfd):
     exit_code, out, _ = bench(capfd, "--json")
     assert exit_code == 1
     assert json.loads(out)["suites"] == list(SUITES)
-    assert [names for names, _ in measured] == [["kernels"], ["decode", "prompt"], ["startup"]]
+    assert [names for names, _ in measured] == [["kernels"], ["decode", "prompt"], ["waiting"], ["startup"]]
 
 
 def test_the_document_holds_every_sample_where_it_was_made_and_the_aims(measured, capfd):
@@ -58,7 +59,7 @@ def test_the_document_holds_every_sample_where_it_was_made_and_the_aims(measured
         "format", "method", "suites", "rounds", "work", "code", "packages", "machine", "measurements", "aims", "notes",
         "failures",
     }  # fmt: skip
-    assert (found["format"], found["rounds"]) == ("leafsum bench 2", 4)
+    assert (found["format"], found["rounds"]) == ("leafsum bench 3", 4)
     assert [(each["suite"], each["variant"]) for each in found["measurements"]] == [
         ("kernels", "A"), ("kernels", "B"), ("startup", "A"), ("startup", "B"),
     ]  # fmt: skip

@@ -1,6 +1,7 @@
 """The suites of the benchmark, for real and as small as can be. No speed is asserted."""
 
 import contextlib
+import os
 import re
 import signal
 import subprocess
@@ -23,40 +24,25 @@ from leafsum.runtime.bench import helper as helper_module
 from leafsum.runtime.bench.aims import AIMS
 from leafsum.runtime.bench.helper import Helper
 from leafsum.runtime.bench.model import CONFIGS, write_model
-from leafsum.runtime.bench.options import FAMILIES, BenchModel, BenchOptions, Shape
-from leafsum.runtime.bench.results import Results
-from leafsum.runtime.bench.rounds import Rounds
+from leafsum.runtime.bench.options import FAMILIES, BenchModel
 from leafsum.runtime.run_folder import lock_of, remove_abandoned
 from leafsum.runtime.sampling import Completion
 from leafsum.runtime.settings import Settings
-from leafsum.runtime.witness import Progress
+from leafsum.runtime.witness import Progress, RankWitness, Witness
 from processes import all_gone, wait_until
+from runtime.bench_runs import OF_CPU, OF_RANKS, small_options
+
+from runtime import bench_runs
 
 
 @pytest.fixture
 def options():
-    return BenchOptions(
-        settings=Settings(threads=1),
-        models=(BenchModel("tiny", ensure_tiny()),),
-        shapes=(Shape(64, 48), Shape(32, 16)),
-        num_rows=3,
-        rank_counts=(1, 2),
-        with_transformers=False,
-        prompt_tokens=8,
-        new_tokens=4,
-        num_requests=1,
-        long_prompt_tokens=16,
-        gather_bytes=10240,
-        gather_ranks=(4,),
-        gather_calls=3,
-        read_bytes=1 << 16,
-    )
+    return small_options()
 
 
 def measure(suite, names, options):
-    results = Results()
-    suite.measure(names, options, Rounds(1, lambda _: None), results)
-    assert all(len(series.samples) == 1 and series.median > 0 for series in results.series)
+    results = bench_runs.measure(suite, names, options)
+    assert all(series.median > 0 for series in results.series)
     return results
 
 
@@ -91,21 +77,21 @@ def test_kernels_at_the_rows_of_the_aim(options, monkeypatch):
 def test_decode_and_prompt_take_turns_on_the_same_pools(options):
     results = measure(generation, ["decode", "prompt"], replace(options, new_tokens=64, num_requests=3))
     one, two = (f"leafsum, tp {tp}, 1 thread a rank" for tp in (1, 2))
-    assert [(series.suite, series.model, series.variant, series.figure) for series in results.series] == [
-        ("decode", "tiny", one, "tokens/s"),
-        ("decode", "tiny", two, "tokens/s"),
-        ("decode", "tiny", two, "% in transport calls"),
-        ("decode", "tiny", two, "% in exchanges"),
-        ("decode", "tiny", f"{one}, 3 requests", "tokens/s"),
-        ("decode", "tiny", f"{two}, 3 requests", "tokens/s"),
-        ("decode", "tiny", f"{two}, 3 requests", "% in transport calls"),
-        ("decode", "tiny", f"{two}, 3 requests", "% in exchanges"),
+    found = [(series.suite, series.model, series.variant, series.figure) for series in results.series]
+    assert found == [
+        *(
+            ("decode", "tiny", f"{name}{label}", figure)
+            for label in ("", ", 3 requests")
+            for name, figures in ((one, OF_CPU), (two, (*OF_CPU, *OF_RANKS)))
+            for figure in ("tokens/s", *figures)
+        ),
         ("prompt", "tiny", one, "tokens/s"),
         ("prompt", "tiny", two, "tokens/s"),
     ]
     ((key, share),) = results.values.items()
     assert key == f"exchange {load_spec(ensure_tiny()).family}"
-    calls, exchanges = (series.median for series in results.series[2:4])
+    medians = {(series.variant, series.figure): series.median for series in results.series}
+    calls, exchanges = (medians[two, figure] for figure in OF_RANKS)
     assert calls < exchanges == share < 100
 
 
@@ -147,6 +133,13 @@ class SteppingPool:
     """Two requests: the first has two tokens before the second's prompt is done."""
 
     settings = Settings()
+    coordinator_pid = os.getpid()
+    num_asked = 0
+
+    def witness(self):
+        self.num_asked += 1
+        rank = RankWitness(0, 7, 0, 0, 0, {}, "nodes", "none", 1, False, cpu_ns=9 * self.num_asked)
+        return Witness(3 * self.num_asked, 1, 1, (rank,))
 
     def generate(self, prompts, _sampling, on_progress):
         for done, tokens in [(4, 0), (4, 1), (6, 2), (8, 3), (8, 4), (8, 5), (8, 6), (8, 6)]:
@@ -160,7 +153,8 @@ def test_a_rate_begins_where_every_request_has_a_token(monkeypatch):
     work = generation.Work("decode", ", 2 requests", [[1] * 4] * 2, 3)
     times = generation._run(SteppingPool(), work)
     assert (times.first_s, times.last_s, times.tokens_after_first) == (2, 5, 3)
-    assert generation._decode(SteppingPool(), work) == {"tokens/s": 1.0}
+    found = generation._decode(SteppingPool(), work)
+    assert (found["tokens/s"], set(found)) == (0.75, {"tokens/s", *OF_CPU}), "a second is spent on asking"
     assert generation._peer_rate({"decode_s": 2.0, "prompt_s": 4.0}, work) == {"tokens/s": 2.0}
     assert generation._peer_rate({"decode_s": 0.0, "prompt_s": 4.0}, replace(work, suite="prompt")) == {"tokens/s": 2.0}
 
@@ -288,6 +282,7 @@ def test_a_program_that_does_not_end_fails_the_suite_and_is_killed(program, code
 def test_a_program_that_fails_or_says_something_else_fails_the_suite(program):
     with pytest.raises(LeafsumError, match=r"(?s)`python -m leafsum no-such` to succeed, found exit code 2: .*No such"):
         startup.timed(["leafsum", "no-such"])()
+    startup.timed(program("import os; print(os.environ['LEAFSUM_RECOVER'])"), re.compile(b"never"))()
     with pytest.raises(LeafsumError, match=r"some_program` to write 'b', and to succeed, found exit code 0: a"):
         startup.timed(program("print('a')"), re.compile(b"b"))()
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from leafsum.runtime import child as child_module
-from leafsum.runtime.child import Child, describe_exit, end_children
+from leafsum.runtime.child import Child, describe_exit, end_processes
 from processes import wait_until
 
 TESTS = Path(__file__).resolve().parent.parent
@@ -39,7 +39,7 @@ def children(capfd):
         return started
 
     yield start
-    end_children(started, 0.0)
+    end_processes(started, 0.0)
 
 
 @pytest.mark.parametrize(
@@ -49,21 +49,21 @@ def children(capfd):
 def test_a_child_is_told_then_terminated_then_killed(children, manner, leave_timeout_s, exit_status):
     (one,) = children(manner)
     assert one.exit_status() is None
-    end_children([one], leave_timeout_s)
+    end_processes([one], leave_timeout_s)
     assert one.exit_status() == exit_status
-    end_children([one], leave_timeout_s)  # again: nothing to do, nothing raised
+    end_processes([one], leave_timeout_s)  # again: nothing to do, nothing raised
 
 
 def test_children_share_one_escalation(children):
     both = children("polite", "deaf")
-    end_children(both, 0.2)
+    end_processes(both, 0.2)
     assert [one.exit_status() for one in both] == [0, -signal.SIGKILL]
 
 
 def test_the_exit_of_a_child_is_seen_through_its_pidfd():
     one = Child("fails", "stand_in", ["fails"], env=ENV)
     assert one.wait(30.0) == 3
-    end_children([one], 0.0)
+    end_processes([one], 0.0)
 
 
 def test_a_parent_that_is_killed_takes_its_child_along():

@@ -314,13 +314,13 @@ def test_progress_is_shown_on_a_terminal_only():
 
 def test_nothing_is_counted_where_no_terminal_shows_it(monkeypatch, capfd, script):
     asked = []
-    generate = fake_pool.FakePool.generate
+    result = fake_pool.FakeStream.result
 
-    def note(self, prompts, sampling, *, on_progress):
+    def note(self, on_progress):
         asked.append(on_progress)
-        return generate(self, prompts, sampling, on_progress=on_progress)
+        return result(self, on_progress)
 
-    monkeypatch.setattr(fake_pool.FakePool, "generate", note)
+    monkeypatch.setattr(fake_pool.FakeStream, "result", note)
     assert run(["generate", *GENERATE]) == 0
     monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
     monkeypatch.setenv("TERM", "dumb")

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -10,6 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from processes import rank_pids
 
 TINY = ("--model", "tiny", "--threads", "1")
 
@@ -52,7 +54,7 @@ def wait_for(what, timeout_s=60.0):
 
 def wait_until_ready(process):
     """Read the log of a command with --log-level info, up to the line that says so."""
-    assert any("2 ranks are ready" in line for line in process.stderr)
+    assert any("event=ready" in line for line in process.stderr)
 
 
 def processes_of(run_id):
@@ -108,8 +110,8 @@ def test_what_the_model_cannot_serve_is_refused(arguments, text, environ):
 
 
 @pytest.mark.parametrize(
-    ("stage", "times"), [("starting", 1), ("starting", 2), ("loading", 1), ("loading", 2), ("generating", 2)]
-)  # once while generating is below, with text on its way
+    ("stage", "times"), [("starting", 1), ("starting", 2), ("loading", 1), ("loading", 2)]
+)  # while generating is below, with text on its way
 def test_ctrl_c_leaves_nothing_running(stage, times, environ):
     arguments = ("--tp", "2", "--prompt", "x", "--max-tokens", "4000", "--ignore-eos", "--log-level", "info")
     with started(environ, "generate", *TINY, *arguments) as process:
@@ -117,8 +119,6 @@ def test_ctrl_c_leaves_nothing_running(stage, times, environ):
         run_id = folder.name.removeprefix("leafsum-")
         if stage != "starting":
             wait_for(lambda: f"leafsum: rank 1/2 {run_id}" in " ".join(processes_of(run_id)))
-        if stage == "generating":
-            wait_until_ready(process)
         for _ in range(times):
             process.send_signal(signal.SIGINT)
             time.sleep(0.05)
@@ -132,17 +132,61 @@ def test_ctrl_c_leaves_nothing_running(stage, times, environ):
 
 
 @pytest.mark.parametrize("as_json", [(), ("--json",)])
-def test_ctrl_c_while_text_is_written_leaves_what_came(as_json, environ):
+def test_the_second_ctrl_c_while_text_is_written_leaves_what_came(as_json, environ):
     arguments = ("--prompt", "x", "--max-tokens", "4000", "--ignore-eos", "--stream", *as_json)
     with started(environ, "generate", *TINY, *arguments) as process:
         begin = process.stdout.read(40)
         process.send_signal(signal.SIGINT)
+        told = process.stderr.readline()
+        process.send_signal(signal.SIGINT)
         rest, err = process.stdout.read(), process.stderr.read()
         process.wait(timeout=60)
     assert (process.returncode, err.strip()) == (130, "leafsum: interrupted")
+    assert "Ctrl-C again ends at once" in told
     assert (begin + rest).endswith("\n")
     assert 40 <= len(begin + rest) < (4000 if not as_json else 4000 * 40)
     assert list(Path(environ["TMPDIR"]).iterdir()) == []
+
+
+def test_the_first_ctrl_c_lets_what_has_begun_end_and_cancels_the_rest(environ):
+    """One slot, and places for three: one prompt is generating, two wait at the coordinator, two in the program."""
+    arguments = [*("--prompt-ids", "1") * 5, "--concurrency", "1", "--queue-limit", "3", "--stream", "--json"]
+    arguments += ["--max-tokens", "300", "--ignore-eos"]
+    with started(environ, "generate", *TINY, *arguments) as process:
+        lines = [process.stdout.readline()]
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=120)
+    lines += out.splitlines()
+    found = {json.loads(line)["prompt_index"]: json.loads(line).get("completion") for line in lines}
+    assert [found[index]["finish_reason"] for index in range(5)] == ["length", *["cancelled"] * 4]
+    assert [found[index]["output_tokens"] for index in range(5)] == [300, 0, 0, 0, 0]
+    assert process.returncode == 130
+    drained, counted = err.splitlines()
+    assert "Ctrl-C again ends at once" in drained
+    assert counted == "leafsum: interrupted: 4 of 5 prompts were cancelled before they began"
+    assert list(Path(environ["TMPDIR"]).iterdir()) == []
+
+
+def test_a_lost_gang_is_two_lines_on_standard_error_and_the_result_is_whole(environ):
+    arguments = ("generate", *TINY, "--tp", "2", "--prompt", "x", "--max-tokens", "300", "--ignore-eos", "--json")
+    with started(environ, *arguments, "--stream") as process:
+        lines = [process.stdout.readline()]
+        (folder,) = Path(environ["TMPDIR"]).glob("leafsum-*")
+        run_id = folder.name.removeprefix("leafsum-")
+        pids = rank_pids(run_id)
+        os.kill(min(pids), signal.SIGKILL)
+        out, err = process.communicate(timeout=120)
+    assert process.returncode == 0
+    lines += out.splitlines()
+    found = json.loads(lines[-1])["completion"]
+    assert (found["recoveries"], found["tp"], found["output_tokens"]) == (1, 2, 300)
+    assert [token for line in lines for token in json.loads(line)["token_ids"]] == found["token_ids"]
+    lost, recovered = [line for line in err.splitlines() if "event=gang-" in line]
+    assert re.search(rf" warning run={run_id} (rank=\d )?step=\d+ event=gang-lost number=1 num_open=1 cause=", lost)
+    assert re.search(
+        rf" warning run={run_id} event=gang-recovered number=1 seconds=[\d.]+ tp=2 pids=\d+,\d+$", recovered
+    )
+    assert not pids.keys() & set(map(int, recovered.rpartition("=")[2].split(",")))
 
 
 INTERRUPTED_ENCODING = (

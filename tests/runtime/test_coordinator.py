@@ -7,6 +7,7 @@ import sys
 import pytest
 from leafsum.runtime.coordinator import Coordinator
 from leafsum.runtime.gang import HostGone
+from leafsum.runtime.launcher import Joiner
 from leafsum.runtime.messages import Started
 from leafsum.runtime.run_folder import RunFolder
 
@@ -24,7 +25,7 @@ def death_pipe():
 
 def test_a_word_to_a_pool_that_is_gone_does_not_block(tmp_path, monkeypatch, death_pipe):
     monkeypatch.setenv("TMPDIR", str(tmp_path))
-    coordinator = Coordinator(RunFolder(tmp_path, "run"), death_pipe[0])
+    coordinator = Coordinator(RunFolder(tmp_path, "run"), death_pipe[0], Joiner())
     with pytest.raises(HostGone):
         coordinator._tell_pool(Started())
     coordinator.context.destroy(linger=0)

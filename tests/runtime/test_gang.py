@@ -5,6 +5,7 @@ Every test drives a whole coordinator; ranks are played over the real socket, th
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 
 import numpy as np
@@ -38,6 +39,7 @@ def test_honest_ranks_serve_a_request_to_its_end(run):
         residual_hash=residual_hash,
         logits_sha256="ab" * 32,
         error="",
+        num_ranks=3,
     )
     run.close_pool()
     assert run.outcome() == [FIRST_TOKEN]
@@ -185,7 +187,7 @@ def test_a_rank_that_speaks_as_another_is_refused(run):
     run.ranks[1].say(run.ranks[2].result(SECOND_PLAN))
     error = run.error(after=[FIRST_TOKEN])
     assert type(error) is ProtocolError
-    assert "rank 1 speaks as rank 2" in str(error)
+    assert re.fullmatch(r"rank 1 \(pid \d+\) at step 2: it speaks as rank 2", str(error))
 
 
 GARBAGE = {
@@ -208,7 +210,7 @@ def test_garbage_ends_the_run_and_its_speaker_is_named(run, name):
 
 def test_a_stranger_is_refused(run):
     run.answer(1)
-    with open_socket(run.context, zmq.DEALER, run.folder.ranks_socket, bind=False, identity=b"other:1") as stranger:
+    with open_socket(run.context, zmq.DEALER, run.folder.ranks_socket(0), bind=False, identity=b"other:1") as stranger:
         stranger.send(b"")
     error = run.error(after=[FIRST_TOKEN])
     assert type(error) is ProtocolError

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import pytest
 from leafsum.errors import ConfigError, DeadlineExceeded, ModelError, ProtocolError, RankError, RankLost, RankMismatch
+from leafsum.ranks.messages import PROTOCOL_VERSION
 from leafsum.runtime import gang as gang_module
 from processes import all_gone
 from runtime.fake_run import FIRST_TOKEN, FakeRank
@@ -174,7 +175,7 @@ def test_a_rank_that_dies_at_its_start_is_named(make_run):
     assert type(error) is RankLost
     assert (error.role, error.exit_status) == ("rank 1", 3)
     assert "exit code 3" in str(error)
-    assert "before the first step" in str(error)
+    assert "before its first step" in str(error)
 
 
 def test_a_rank_that_is_silent_past_the_deadline_is_named(make_run):
@@ -209,7 +210,7 @@ def test_an_interpreter_of_another_version_is_refused(make_run):
     run = make_run()
     run.launch()
     for rank in run.ranks:
-        rank.say(rank.hello(protocol=2 if rank.rank == 1 else 1))
+        rank.say(rank.hello(protocol=PROTOCOL_VERSION + (rank.rank == 1)))
     error = run.error(after=[])
     assert type(error) is ProtocolError
     assert "rank 1" in str(error)

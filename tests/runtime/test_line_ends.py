@@ -11,7 +11,7 @@ import zmq
 from leafsum.errors import DeadlineExceeded, PoolClosed, ProtocolError, RankError, RankLost
 from leafsum.runtime import conversation as conversation_module
 from leafsum.runtime import line as line_module
-from leafsum.runtime.messages import Cancel, Fatal
+from leafsum.runtime.messages import Fatal
 from processes import all_gone, state_of, wait_until
 from runtime.fake_coordinator import WAIT_S, Caller, FakeCoordinator, ask
 
@@ -72,7 +72,7 @@ def test_last_words_are_looked_for_after_a_death(coordinator, monkeypatch):
     """A death can be seen before them: here they are never seen otherwise."""
     poll = line_module.poll
     monkeypatch.setattr(line_module, "poll", lambda *wait: {each for each in poll(*wait) if isinstance(each, int)})
-    coordinator.conversation.send(Cancel(request_ids=()))  # the line is in its wait from before
+    coordinator.conversation.drain()  # the line is in its wait from before
     coordinator.hear()
     coordinator.say(FATAL)
     os.kill(coordinator.child.pid, signal.SIGKILL)
@@ -134,7 +134,7 @@ def test_an_interrupt_before_pyzmq_knows_the_new_socket_comes_through_at_once(mo
 
     monkeypatch.setattr(zmq.Context, "_add_socket", interrupt)
     with pytest.raises(KeyboardInterrupt):
-        conversation_module.Conversation("warning")
+        conversation_module.Conversation("warning", 1)
 
 
 def test_a_stream_that_nobody_reads_is_not_silent(coordinator, monkeypatch):

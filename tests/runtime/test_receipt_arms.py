@@ -4,8 +4,9 @@ from dataclasses import replace
 
 import pytest
 from leafsum.errors import ConfigError
-from leafsum.runtime.receipts.arms import ARM_FIELDS, Axes, gangs_of
-from leafsum.runtime.settings import Settings
+from leafsum.runtime.commands.main import run
+from leafsum.runtime.receipts.arms import ARM_FIELDS, NOT_ASKED, Axes, gangs_of
+from leafsum.runtime.settings import RULES, Settings, flag_of
 
 TEXTS = {
     "tp": "1,2,3",
@@ -89,10 +90,18 @@ def test_an_arm_becomes_settings_with_digests():
         "poison": True,
         "delay_seed": arm.delay_seed,
         "control": "rank-chain",
+        "recover": "never",
     }
     alone = arms()[0].settings(base)
     assert (alone.tp, alone.exchange, alone.placement, alone.digests) == (1, "auto", "contiguous", True)
     assert (alone.poison, alone.delay_seed, alone.control) == (False, 0, "none")
+
+
+def test_what_is_the_same_in_every_arm_is_no_flag(capfd):
+    assert {*NOT_ASKED} < {*RULES}
+    for name in NOT_ASKED:
+        assert run(["receipt", flag_of(name)]) == 2
+        assert f"No such option '{flag_of(name)}'" in capfd.readouterr().err
 
 
 def test_names_tell_arms_apart():

@@ -4,6 +4,7 @@ import os
 import stat
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from leafsum.errors import ConfigError
@@ -61,3 +62,69 @@ def test_a_base_that_does_not_exist_names_tmpdir(tmp_path, monkeypatch):
     monkeypatch.setattr(run_folder.tempfile, "gettempdir", lambda: str(tmp_path / "none"))
     with pytest.raises(ConfigError, match="TMPDIR"):
         RunFolder.make()
+
+
+def run_folder_in(place: Path, name: str = "leafsum-left") -> Path:
+    """What a run left that was killed whole."""
+    folder = place / name
+    folder.mkdir(mode=0o700)
+    run_folder.lock_of(folder).touch()
+    return folder
+
+
+def test_a_link_to_a_run_folder_is_not_followed(base, tmp_path_factory):
+    target = run_folder_in(tmp_path_factory.mktemp("elsewhere"))
+    (base / "leafsum-link").symlink_to(target)
+    (base / "leafsum-dangling").symlink_to(base / "nothing")
+    assert run_folder.abandoned_in(base) == []
+    RunFolder.make().remove()
+    assert run_folder.lock_of(target).exists()
+    assert sorted(path.name for path in base.iterdir()) == ["leafsum-dangling", "leafsum-link"]
+
+
+def test_a_lock_file_that_is_a_link_is_not_followed(base):
+    folder = base / "leafsum-left"
+    folder.mkdir()
+    run_folder.lock_of(folder).symlink_to(base / "elsewhere")
+    RunFolder.make().remove()
+    assert [path.name for path in base.iterdir()] == ["leafsum-left"]
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can make another user's folder")
+def test_another_users_run_folder_stays(base):
+    os.chown(run_folder_in(base), 65534, 65534)
+    assert run_folder.abandoned_in(base) == []
+    RunFolder.make().remove()
+    assert [path.name for path in base.iterdir()] == ["leafsum-left"]
+
+
+def test_abandoned_folders_are_told_and_left_to_the_next_run(base):
+    left = run_folder_in(base)
+    held = RunFolder.make(sweeps=False)
+    assert run_folder.abandoned_in(base) == [left]
+    RunFolder.make().remove()
+    assert [path for path in base.iterdir() if path != held.path] == []
+    held.remove()
+
+
+def test_a_name_that_is_taken_is_never_used(base, monkeypatch):
+    (base / "leafsum-file").touch()
+    (base / "leafsum-link").symlink_to(base)
+    (base / "leafsum-folder").mkdir()
+    ids = iter(["link", "folder", "file", "free"])
+    monkeypatch.setattr(run_folder.secrets, "token_hex", lambda _: next(ids))
+    folder = RunFolder.make()
+    assert folder.run_id == "free"
+    folder.remove()
+    assert sorted(path.name for path in base.iterdir()) == ["leafsum-file", "leafsum-folder", "leafsum-link"]
+
+
+@pytest.mark.parametrize(("mode", "is_safe"), [(0o700, True), (0o755, True), (0o1777, True), (0o777, False)])
+def test_a_base_where_everybody_can_rename_a_run_folder_is_refused(base, mode, is_safe):
+    base.chmod(mode)
+    if is_safe:
+        RunFolder.make().remove()
+    else:
+        with pytest.raises(ConfigError, match="no sticky bit"):
+            RunFolder.make()
+    assert list(base.iterdir()) == []

@@ -105,6 +105,7 @@ def test_completion_has_the_fields_that_json_promises():
         "token_sha256",
         "finish_reason",
         "tp",
+        "recoveries",
         "prompt_tokens",
         "output_tokens",
         "residual_hash",

@@ -28,6 +28,7 @@ def test_every_setting_is_read_from_its_variable(name):
         "digests": ("yes", True),
         "layer_digests": ("on", True),
         "transport": ("gloo", "gloo"),
+        "recover": ("shrink", "shrink"),
         "kv_tokens": ("128", 128),
     }.get(name, ("5", type(default)(5)))
     assert getattr(Settings.resolve({}, {variable_of(name): text}), name) == value
@@ -100,6 +101,8 @@ def test_only_numeric_settings_and_the_numerics_version_enter_the_digest(monkeyp
         "prefill_chunk": 7,
         "page_size": 16,
         "transport": "gloo",
+        "recover": "never",
+        "queue_limit": 3,
         "layer_digests": True,
         "poison": True,
         "hazards": True,

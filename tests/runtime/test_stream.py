@@ -55,7 +55,7 @@ def test_a_second_thread_that_reads_a_stream_is_refused_and_the_first_goes_on(co
     stream = coordinator.stream()
     first = Caller(stream.result)
     wait_until(stream._reader.locked, "a reader")
-    with pytest.raises(ConfigError, match="another thread reads this stream"):
+    with pytest.raises(ConfigError, match="another thread or task reads this stream"):
         next(stream)
     coordinator.say_text(0, "a")
     coordinator.finish(0, 1)
@@ -140,7 +140,7 @@ def test_a_stream_that_was_read_to_its_end_has_nothing_to_cancel(coordinator):
     assert coordinator.hears_nothing()
     assert len(stream.result()) == 1
     line = coordinator.conversation.require_open()[1]
-    assert (line._of_request, line._of_question) == ({}, {}), "an inbox is kept for what has ended"
+    assert (line._admission._places, line._of_question) == ({}, {}), "an inbox is kept for what has ended"
 
 
 def test_a_dropped_stream_is_cancelled(coordinator):

@@ -3,7 +3,6 @@
 import os
 import stat
 import threading
-import warnings
 
 import pytest
 import zmq
@@ -170,24 +169,6 @@ def test_a_second_peer_on_the_pools_socket_takes_no_part(pool):
         assert [pool.generate(PROMPTS, SAMPLING) for _ in range(3)] == [expected] * 3
     finally:
         context.destroy(linger=0)
-
-
-def test_a_forked_copy_of_the_program_leaves_the_pool_alone(pool):
-    expected = pool.generate(PROMPTS, SAMPLING)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # of a fork with threads: that is the case here
-        pid = os.fork()
-    if pid == 0:
-        try:
-            pool.generate(PROMPTS, SAMPLING)
-        except PoolClosed:
-            pool.close()
-            pool._conversation.run_folder.remove()
-            os._exit(0)
-        os._exit(1)
-    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
-    assert pool.run_folder.exists()
-    assert pool.generate(PROMPTS, SAMPLING) == expected
 
 
 def test_closing_from_another_thread_ends_a_generation():

@@ -29,6 +29,17 @@ def test_an_idle_pool_uses_under_half_a_percent_of_a_core_in_each_process(pool):
     assert all(seconds < 0.005 * IDLE_S for seconds in used.values()), used
 
 
+def test_ranks_tell_the_cpu_time_that_they_use_and_what_kernels_use_of_it(pool):
+    """Of a decode, as the kernel has it; ranks also import and load before, and answer and sleep after."""
+    pool.generate(["warm"], SamplingParams(max_tokens=4))
+    before, before_ns = pool.witness(), {rank.pid: cpu_ns(rank.pid) for rank in pool.witness().ranks}
+    pool.generate(["x"], SamplingParams(max_tokens=100, ignore_eos=True))
+    for rank in pool.witness().since(before).ranks:
+        used_ns = cpu_ns(rank.pid) - before_ns[rank.pid]
+        assert 0.7 * used_ns < rank.cpu_ns < 1.3 * used_ns
+        assert 0.01 * rank.cpu_ns < rank.kernel_cpu_ns < 0.9 * rank.cpu_ns, "tiny has small kernels"
+
+
 def test_a_rank_that_waits_for_a_late_peer_uses_under_one_percent_of_a_core(pool):
     """While no token comes and the request is not done, a step is under way that one rank holds up for the other."""
     sampling = SamplingParams(max_tokens=100, ignore_eos=True)

@@ -1,0 +1,51 @@
+"""Many short requests leave nothing behind: no memory and no descriptor, in no process."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from leafsum.runtime.pool import WorkerPool
+from leafsum.runtime.sampling import SamplingParams
+
+CHUNK = 500
+"""Requests of one call."""
+
+PROMPT_TOKENS = 64
+
+FULL = pytest.param(1000, 10_000, 2 << 20, marks=pytest.mark.full)
+
+
+def memory_bytes(pid: int) -> int:
+    """What the process itself has written: mapped files come and go with the system's cache."""
+    fields = dict(line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines())
+    return sum(int(fields[name].split()[0]) << 10 for name in ("RssAnon", "RssShmem"))
+
+
+def num_descriptors(pid: int) -> int:
+    return len(os.listdir(f"/proc/{pid}/fd"))
+
+
+@pytest.mark.parametrize(("num_before", "num_requests", "most_growth_bytes"), [(500, 1500, 1 << 20), FULL])
+def test_memory_does_not_grow_with_the_number_of_requests(num_before, num_requests, most_growth_bytes):
+    """At most 1,049, in the full run 233, bytes a request in any process: one that is kept takes more, for its tokens
+    alone 550. Measured: 30, and 500 KiB now and then, whatever the number of requests, of allocators' scattered holes.
+    """
+    sampling = SamplingParams(max_tokens=1, ignore_eos=True)
+    with WorkerPool(model="tiny", tp=2, threads=1) as pool:
+        roles = {"program": os.getpid(), "coordinator": pool.coordinator_pid}
+        roles |= {f"rank {rank.rank}": rank.pid for rank in pool.witness().ranks}
+
+        def run_requests(count: int) -> None:
+            for _ in range(0, count, CHUNK):
+                completions = pool.generate([[1 + number % 250] * PROMPT_TOKENS for number in range(CHUNK)], sampling)
+                assert all(len(completion.token_ids) == 1 for completion in completions)
+
+        run_requests(num_before)
+        before = {role: (memory_bytes(pid), num_descriptors(pid)) for role, pid in roles.items()}
+        run_requests(num_requests - num_before)
+        after = {role: (memory_bytes(pid), num_descriptors(pid)) for role, pid in roles.items()}
+    growth = {role: after[role][0] - before[role][0] for role in roles}
+    assert {role: grown for role, grown in growth.items() if grown > most_growth_bytes} == {}
+    assert {role: after[role][1] for role in roles} == {role: before[role][1] for role in roles}
