@@ -58,22 +58,25 @@ class RequestFailed(LeafsumError):
 
 
 class GangError(LeafsumError):
-    """Base of what ends a gang. `events` is the record of the rank it is about, one line an event, oldest first."""
+    """Base of what ends a gang. `rank` is -1 where it is about several or none, `step` where none was under way.
 
-    def __init__(self, message: str, *, events: tuple[str, ...] = ()) -> None:
+    `events`: the record of the rank that it is about, one line an event, oldest first.
+    """
+
+    def __init__(self, message: str, *, rank: int = -1, step: int = -1, events: tuple[str, ...] = ()) -> None:
         super().__init__(message)
+        self.rank = rank
+        self.step = step
         self.events = events
 
 
 class RankError(GangError):
-    """A rank reported an exception. `rank`, `step` and `traceback_text` say where."""
+    """A rank reported an exception. `traceback_text` is its own."""
 
     def __init__(
         self, message: str, *, rank: int, step: int, traceback_text: str = "", events: tuple[str, ...] = ()
     ) -> None:
-        super().__init__(message, events=events)
-        self.rank = rank
-        self.step = step
+        super().__init__(message, rank=rank, step=step, events=events)
         self.traceback_text = traceback_text
 
 
@@ -84,8 +87,17 @@ class RankMismatch(RankError):
 class RankLost(GangError):
     """A process of the gang is gone. `role` names it, `exit_status` is its exit code (negative: signal)."""
 
-    def __init__(self, message: str, *, role: str, exit_status: int | None, events: tuple[str, ...] = ()) -> None:
-        super().__init__(message, events=events)
+    def __init__(
+        self,
+        message: str,
+        *,
+        role: str,
+        exit_status: int | None,
+        rank: int = -1,
+        step: int = -1,
+        events: tuple[str, ...] = (),
+    ) -> None:
+        super().__init__(message, rank=rank, step=step, events=events)
         self.role = role
         self.exit_status = exit_status
 
@@ -93,8 +105,17 @@ class RankLost(GangError):
 class DeadlineExceeded(GangError):
     """A named wait ran past its deadline. `what` is the wait, `timeout_s` its length in seconds."""
 
-    def __init__(self, message: str, *, what: str, timeout_s: float, events: tuple[str, ...] = ()) -> None:
-        super().__init__(message, events=events)
+    def __init__(
+        self,
+        message: str,
+        *,
+        what: str,
+        timeout_s: float,
+        rank: int = -1,
+        step: int = -1,
+        events: tuple[str, ...] = (),
+    ) -> None:
+        super().__init__(message, rank=rank, step=step, events=events)
         self.what = what
         self.timeout_s = timeout_s
 

@@ -18,8 +18,11 @@ import msgspec
 NUM_EVENTS_KEPT = 64
 """Of one rank. About thirty steps: a step is a plan and its answer."""
 
-MAX_FACTS_CHARACTERS = 2000
-"""Of one event, in the record and in the log: a text that quotes a file may be as long as the file."""
+MAX_FACTS_CHARACTERS = 1 << 16
+"""Of one event, where a rank tells it: more than ten facts, each as long as may be and all of it escaped."""
+
+MAX_VALUE_CHARACTERS = 1000
+"""Of one fact, in the record and in the log: a text that quotes a file may be as long as the file."""
 
 
 class Event(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -52,14 +55,18 @@ class Journal:
         plain = {key: value if type(value) in _PLAIN else str(value) for key, value in facts.items()}
         self._noted.append((time.monotonic(), name, step, plain))
         if self._logger.isEnabledFor(level):
-            where = self._where + (f" step={step}" if step >= 0 else "")
-            self._logger.log(level, "%s", f"{where} event={name} {_told(plain)}".rstrip())
+            self._logger.log(level, "%s", _line(self._where, name, step, plain))
 
     @property
     def events(self) -> tuple[Event, ...]:
         """Oldest first."""
         noted = self._noted.copy()  # in one go, while another thread may note
         return tuple(Event(at_s=at_s, name=name, step=step, facts=_told(facts)) for at_s, name, step, facts in noted)
+
+
+def event_line(run_id: str, name: str, rank: int = -1, step: int = -1, **facts: object) -> str:
+    """An event that is logged and not kept. `rank` is -1 where it is about none."""
+    return _line(f"run={run_id}" + (f" rank={rank}" if rank >= 0 else ""), name, step, facts)
 
 
 def merged_lines(*records: Iterable[Event]) -> tuple[str, ...]:
@@ -69,16 +76,21 @@ def merged_lines(*records: Iterable[Event]) -> tuple[str, ...]:
     return tuple(event.line(now_s) for event in events)
 
 
+def _line(where: str, name: str, step: int, facts: Mapping[str, object]) -> str:
+    at_step = f" step={step}" if step >= 0 else ""
+    return f"{where}{at_step} event={name} {_told(facts)}".rstrip()
+
+
 _PLAIN = (str, int, float)
 """What is kept as it is; of anything else the text is, and not the object."""
 
 
 def _told(facts: Mapping[str, object]) -> str:
-    return " ".join(f"{key}={quoted(value)}" for key, value in facts.items())[:MAX_FACTS_CHARACTERS]
+    return " ".join(f"{key}={quoted(value)}" for key, value in facts.items())
 
 
 def quoted(value: object) -> str:
     """One word: quoted where it has a space or is empty, so that a line can be split at its spaces."""
-    text = f"{value:.3f}" if isinstance(value, float) else str(value)
+    text = (f"{value:.3f}" if isinstance(value, float) else str(value))[:MAX_VALUE_CHARACTERS]
     is_word = bool(text) and text.isprintable() and not any(c in text for c in ' "=')
     return text if is_word else '"' + text.encode("unicode_escape").decode().replace('"', '\\"') + '"'

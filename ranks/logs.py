@@ -6,10 +6,15 @@ that standard error does not take at once is dropped and counted, and the next o
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
+import socket
 import stat
+import sys
+from collections.abc import Callable
 from datetime import datetime
+from functools import partial
 
 from .journal import quoted
 
@@ -32,13 +37,15 @@ def configure_logs(level: str, run_id: str, rank: int | None = None) -> None:
     root.setLevel(level.upper())
     logging.captureWarnings(True)
     logging.raiseExceptions = False  # a wrong log call loses its line: it must not end a rank
+    sys.excepthook = lambda _kind, error, _trace: logging.getLogger("leafsum").critical("uncaught", exc_info=error)
 
 
 def open_standard_error() -> int:
     """The descriptor that lines are written to.
 
-    A pipe is opened anew: its reader may have stopped reading, and to make the inherited one non-blocking would make
-    it so for the program too. A closed descriptor is filled, so that no socket gets its number and what libraries say.
+    A pipe or a terminal is opened anew: its reader may have stopped reading, and to make the inherited one non-blocking
+    would make it so for the program too. A closed descriptor is filled, so that no socket gets its number, and with it
+    what libraries say.
     """
     try:
         kind = os.fstat(STANDARD_ERROR).st_mode
@@ -48,10 +55,11 @@ def open_standard_error() -> int:
             os.dup2(null_fd, STANDARD_ERROR)
             os.close(null_fd)
         return STANDARD_ERROR
-    if stat.S_ISFIFO(kind):
+    if stat.S_ISFIFO(kind) or stat.S_ISCHR(kind):
         try:
-            return os.open(f"/proc/self/fd/{STANDARD_ERROR}", os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-        except OSError:  # another user's pipe, or one without a reader
+            flags = os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+            return os.open(f"/proc/self/fd/{STANDARD_ERROR}", flags)
+        except OSError:  # another user's, or a pipe without a reader
             return STANDARD_ERROR
     return STANDARD_ERROR
 
@@ -59,8 +67,11 @@ def open_standard_error() -> int:
 class LineHandler(logging.Handler):
     def __init__(self, fd: int) -> None:
         super().__init__()
-        self.fd = fd
         self.num_lost = 0
+        self._send: Callable[[bytes], int] = partial(os.write, fd)
+        with contextlib.suppress(OSError):
+            if stat.S_ISSOCK(os.fstat(fd).st_mode):  # as the journal of a service manager is; it cannot be opened anew
+                self._send = partial(_send_now, socket.socket(fileno=os.dup(fd)))
 
     def emit(self, record: logging.LogRecord) -> None:
         try:
@@ -69,14 +80,27 @@ class LineHandler(logging.Handler):
             self.handleError(record)
 
     def _write(self, line: str) -> None:
-        lost = f"{line} lines_lost={self.num_lost}" if self.num_lost else line
-        data = lost.encode(errors="backslashreplace")[: MAX_LINE_BYTES - 1] + b"\n"
+        lost = f" lines_lost={self.num_lost}" if self.num_lost else ""
         try:
-            os.write(self.fd, data)
+            self._send(_cut(line, MAX_LINE_BYTES - len(lost) - 1) + lost.encode() + b"\n")
         except OSError:
             self.num_lost += 1
         else:
             self.num_lost = 0
+
+
+def _send_now(end: socket.socket, data: bytes) -> int:
+    return end.send(data, socket.MSG_DONTWAIT)
+
+
+def _cut(line: str, num_bytes: int) -> bytes:
+    """At most as many bytes of the line, a quoted word that does not end among them with its end."""
+    data = line.encode(errors="backslashreplace")
+    if len(data) <= num_bytes:
+        return data
+    data = data[: num_bytes - 1].rstrip(b"\\")
+    is_open = (data.count(b'"') - data.count(b'\\"')) % 2
+    return data + b'"' * is_open
 
 
 class LineFormatter(logging.Formatter):

@@ -225,7 +225,7 @@ class _Patience:
         limit_s = self._limit_s + self._line.recoveries.allowance_s
         left_s = max(self._begin_s, self._line.last_heard_s) + limit_s - time.monotonic()
         if left_s > 0.0:
-            return left_s
+            return min(left_s, self._limit_s)  # and look again: the gang may be there before its time
         self._line.hang_up(silence(self._coordinator, limit_s))
         return limit_s
 

@@ -25,16 +25,19 @@ from ..ranks.control import open_socket, poll
 from ..ranks.journal import Journal
 from ..ranks.logs import configure_logs
 from ..ranks.messages import Plan, StepResult, Traffic, decode, encode
+from .agreement import agreed
 from .fatal import fatal_of
-from .gang import Gang, HostGone, agreed, rank_of
-from .gang_setup import Ranks, setup_of
+from .gang import Gang, HostGone
+from .gang_setup import GangFacts, setup_of
 from .launcher import Launcher, Spawner
+from .limits import Limits
 from .messages import (
     TO_COORDINATOR,
     Advance,
     Answer,
     AskWitness,
     Cancel,
+    CatchingUp,
     Drain,
     Finished,
     FromCoordinator,
@@ -49,9 +52,10 @@ from .messages import (
     ToCoordinator,
 )
 from .open_request import no_stop_strings
-from .recovery import Restarts, can_be_recovered, can_be_tried_again, count_oom_kills, is_from_outside
+from .request import Request, RequestStep
+from .restarts import Restarts, can_be_recovered, can_be_tried_again, count_oom_kills, is_from_outside
 from .run_folder import RunFolder
-from .scheduler import Limits, Request, RequestStep, Scheduler
+from .scheduler import Scheduler
 from .settings import Settings
 from .stop_strings import StopFinder
 from .tokenizer import Tokenizer
@@ -80,7 +84,7 @@ class Coordinator:
         self.journal = Journal(log, run_folder.run_id)
         self.traffic: dict[int, Traffic] = {}
         self.heard: deque[ToCoordinator] = deque()
-        self.gang: Gang | None = None
+        self._gang: Gang | None = None
         self.num_lost = 0
         """Gangs that were lost: the number of the next one."""
         self.num_oom_kills = 0
@@ -100,11 +104,11 @@ class Coordinator:
                 self.obey()
                 plan = self.scheduler.plan()
                 try:
-                    results = self._wait_for_host() if plan is None else self._step(plan)
+                    results = self._step(plan) if plan else self._wait_for_host()
                 except (GangError, ProtocolError) as error:
                     self.recover(error, plan)
                 else:
-                    if plan is not None:
+                    if plan:
                         self._release(plan, results)
         except HostGone:
             self.journal.note("pool-gone", level=logging.INFO)
@@ -113,10 +117,16 @@ class Coordinator:
             with contextlib.suppress(HostGone):
                 self._tell_pool(fatal_of(error))
         finally:
-            if self.gang is not None:
-                self.gang.end()
+            if self._gang is not None:
+                self._gang.end()
             self.context.destroy()
             self.run_folder.remove()  # the pool does the same, unless it is dead
+
+    @property
+    def gang(self) -> Gang:
+        """The one that serves, or was lost last: there is one as soon as `start` has begun."""
+        assert self._gang is not None, "nothing is asked of ranks before they are started"
+        return self._gang
 
     def start(self, start: Start) -> None:
         """Start the first gang. Whatever is wrong with it is the caller's to mend: there is nothing to recover yet."""
@@ -136,7 +146,6 @@ class Coordinator:
         begin_s = time.monotonic()
         if not (can_be_recovered(error) and self.launcher.can_launch_again):
             raise error
-        assert self.gang is not None, "one has failed"
         by_its_rows = not is_from_outside(
             error,
             has_stopped_rank=self.gang.has_stopped_rank(),
@@ -164,7 +173,7 @@ class Coordinator:
         settings, start = self.settings, self.first_word
         self.num_oom_kills = count_oom_kills()
         self.traffic = {}
-        self.gang = gang = Gang(
+        self._gang = gang = Gang(
             self.context,
             self.run_folder,
             self.launcher,
@@ -172,9 +181,9 @@ class Coordinator:
             num_ranks=num_ranks,
             number=self.num_lost,
         )
-        ranks = Ranks(num_ranks, str(self.run_folder.store(gang.number)), self.scheduler.step)
+        facts = GangFacts(num_ranks, str(self.run_folder.store(gang.number)), self.scheduler.step)
         gang.start(
-            [setup_of(settings, start, self.run_folder.run_id, ranks, rank) for rank in range(num_ranks)],
+            [setup_of(settings, start, self.limits, gang.run_id, facts, rank) for rank in range(num_ranks)],
             settings_digest=settings.digest(),
             model_digest=start.model_digest,
             timeout_s=settings.start_timeout_s,
@@ -182,13 +191,12 @@ class Coordinator:
         self.journal.note("ready", level=logging.INFO, gang=gang.number, tp=num_ranks)
 
     def _tell_of_loss(self, error: LeafsumError) -> None:
-        assert self.gang is not None, "one has failed"
         self.num_lost += 1
         lost = GangLost(
             number=self.num_lost,
             cause=str(error),
-            rank=rank_of(error),
-            step=self.gang.step if self.gang.is_at_it else -1,
+            rank=error.rank if isinstance(error, GangError | ProtocolError) else -1,
+            step=self.gang.step_under_way,
             num_open=self.scheduler.num_open,
             timeout_s=self.settings.start_timeout_s + ENDING_S,
         )
@@ -196,7 +204,6 @@ class Coordinator:
         self._tell_pool(lost)
 
     def _tell_of_recovery(self, seconds: float) -> None:
-        assert self.gang is not None, "it has just come up"
         pids = tuple(self.gang.processes[rank].pid for rank in range(self.gang.num_ranks))
         number, num_ranks = self.num_lost, self.gang.num_ranks
         self.journal.note("gang-recovered", level=logging.INFO, number=number, tp=num_ranks, seconds=seconds)
@@ -212,8 +219,7 @@ class Coordinator:
                     for order in message.orders:
                         self._submit(order)
                 case Cancel():
-                    cancelled = map(self.scheduler.cancel, message.request_ids)
-                    self._report_cancelled(request for request in cancelled if request is not None)
+                    self._report_cancelled(self.scheduler.cancel(message.request_ids))
                 case Drain():
                     self._report_cancelled(self.scheduler.drain())
                 case Reconfigure():
@@ -225,7 +231,6 @@ class Coordinator:
 
     def _step(self, plan: Plan) -> list[StepResult]:
         """One step: every rank computes the plan."""
-        assert self.gang is not None, "it was started before any request came"
         self.gang.send_plan(plan)
         return self.gang.collect(StepResult, f"step {plan.step}", self.settings.step_timeout_s)
 
@@ -233,8 +238,11 @@ class Coordinator:
         """All must agree; then the pool hears of it."""
         result = agreed(plan, results, self.run_folder.run_id)
         self.traffic = {each.rank: each.traffic for each in results}
-        for done in self.scheduler.apply(plan, result.runs):
-            self._report(done)
+        done = self.scheduler.apply(plan, result.runs)
+        for each in done:
+            self._report(each)
+        if not any(each.is_news for each in done):
+            self._tell_pool(CatchingUp(step=plan.step))
 
     def _report_cancelled(self, requests: Iterable[Request]) -> None:
         for request in requests:
@@ -261,7 +269,7 @@ class Coordinator:
                     layer_hashes=bytes(request.layer_hashes),
                     stop_string=request.stop_string,
                     error=done.error,
-                    num_ranks=self.gang.num_ranks if self.gang else 0,
+                    num_ranks=self.gang.num_ranks if request.has_begun else 0,
                     num_recoveries=request.num_recoveries,
                 )
             )
@@ -308,7 +316,6 @@ class Coordinator:
         return ""
 
     def _answer(self, question: int, error: str) -> Answer:
-        assert self.gang is not None, "it was started before any question came"
         idle = Traffic(calls={}, bytes_sent=0, bytes_received=0, num_exchanges=0)
         return Answer(
             question=question,
@@ -340,8 +347,7 @@ class Coordinator:
         return message
 
     def _wait_for_host(self) -> list[StepResult]:
-        """Idle: one poll over the pool's socket and everything that can go wrong meanwhile. No result comes of it."""
-        assert self.gang is not None, "it was started before the run was idle"
+        """Idle: one poll over the pool's socket and everything that can go wrong meanwhile; no result comes of it."""
         self.gang.poller.register(self.host, zmq.POLLIN)
         try:
             if self.gang.poll(None):

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import traceback
+from typing import Any
 
 from msgspec.structs import replace
 
 from .. import errors
-from ..errors import DeadlineExceeded, GangError, LeafsumError, RankError, RankLost
+from ..errors import DeadlineExceeded, GangError, LeafsumError, ProtocolError, RankError, RankLost
 from .messages import Fatal
 
 
@@ -17,11 +18,14 @@ def fatal_of(error: Exception) -> Fatal:
         text = f"the coordinator failed: {type(error).__name__}: {error}"
         trace = "".join(traceback.format_exception(error))
         return Fatal(kind=LeafsumError.__name__, text=text, traceback_text=trace)
-    fatal = Fatal(
-        kind=type(error).__name__, text=str(error), events=error.events if isinstance(error, GangError) else ()
-    )
+    fatal = Fatal(kind=type(error).__name__, text=str(error))
+    if isinstance(error, ProtocolError):
+        return replace(fatal, rank=error.rank)
+    if not isinstance(error, GangError):
+        return fatal
+    fatal = replace(fatal, rank=error.rank, step=error.step, events=error.events)
     if isinstance(error, RankError):
-        return replace(fatal, rank=error.rank, step=error.step, traceback_text=error.traceback_text)
+        return replace(fatal, traceback_text=error.traceback_text)
     if isinstance(error, RankLost):
         return replace(fatal, role=error.role, exit_status=error.exit_status)
     if isinstance(error, DeadlineExceeded):
@@ -33,13 +37,17 @@ def error_of(fatal: Fatal) -> LeafsumError:
     """The error that a Fatal stands for, with the fields its class has. The inverse of fatal_of."""
     named = getattr(errors, fatal.kind, None)
     kind = named if isinstance(named, type) and issubclass(named, LeafsumError) else LeafsumError
+    at: dict[str, Any] = {"rank": fatal.rank, "step": fatal.step, "events": fatal.events}
     if issubclass(kind, RankError):
-        at = {"rank": fatal.rank, "step": fatal.step}
-        return kind(fatal.text, **at, traceback_text=fatal.traceback_text, events=fatal.events)
+        return kind(fatal.text, **at, traceback_text=fatal.traceback_text)
     if issubclass(kind, RankLost):
-        return kind(fatal.text, role=fatal.role, exit_status=fatal.exit_status, events=fatal.events)
+        return kind(fatal.text, **at, role=fatal.role, exit_status=fatal.exit_status)
     if issubclass(kind, DeadlineExceeded):
-        return kind(fatal.text, what=fatal.what, timeout_s=fatal.timeout_s, events=fatal.events)
+        return kind(fatal.text, **at, what=fatal.what, timeout_s=fatal.timeout_s)
+    if issubclass(kind, GangError):
+        return kind(fatal.text, **at)
+    if issubclass(kind, ProtocolError):
+        return kind(fatal.text, rank=fatal.rank)
     error = kind(fatal.text)
     if fatal.traceback_text:
         error.add_note(fatal.traceback_text)

@@ -1,4 +1,4 @@
-"""The gang: the rank processes of one run, their control socket, and the rule that all answer alike or none goes on."""
+"""The gang: the rank processes of one run, until one of them fails, and their control socket."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import logging
 import signal
 import time
 from collections.abc import Mapping
-from typing import NoReturn, TypeVar
+from typing import TypeVar
 
 import zmq
 
@@ -18,30 +18,25 @@ from ..errors import (
     ProtocolError,
     RankError,
     RankLost,
-    RankMismatch,
 )
 from ..ranks.control import open_socket, poll, rank_identity
-from ..ranks.journal import Journal, merged_lines
+from ..ranks.journal import Journal, event_line, merged_lines
 from ..ranks.messages import (
     FROM_RANK,
     LEFT_WITH_FAILURE,
-    PROTOCOL_VERSION,
     Failure,
     FromRank,
     Hello,
     Plan,
     Ready,
-    Run,
-    RunResult,
     Setup,
     StepResult,
-    ToRank,
     decode,
     encode,
 )
+from .agreement import check_hellos, check_ready
 from .child import EXIT_UNKNOWN, STOPPED, Process, describe_exit, end_processes
 from .launcher import Launcher
-from .layer_hashes import first_difference, num_layers_of
 from .run_folder import RunFolder
 
 log = logging.getLogger("leafsum.gang")
@@ -83,7 +78,7 @@ class Gang:
         self.run_id = run_folder.run_id
         self.step = -1
         """The last that was begun."""
-        self.is_at_it = False
+        self.is_under_way = False
         """Whether that step is under way."""
         self.processes: dict[int, Process] = {}
         """By rank."""
@@ -102,10 +97,10 @@ class Gang:
         """Launch the ranks, set them up, and see that they are alike. Raises whatever `collect` does, RankMismatch,
         and LeafsumError where a process cannot be started.
         """
-        deadline_s = time.monotonic() + timeout_s
+        begin_s = time.monotonic()
         for rank in range(self.num_ranks):
             self._watch(rank, self._launcher.launch(rank, self.num_ranks, self._run_folder.ranks_socket(self.number)))
-        hellos = self.collect(Hello, "the first word of every rank", timeout_s)
+        hellos = self.collect(Hello, "the first word of every rank", timeout_s, begin_s)
         check_hellos(hellos, self.run_id)
         for hello in hellos:
             if hello.rank not in self.processes:
@@ -113,7 +108,7 @@ class Gang:
         for identity, setup in zip(self._identities, setups, strict=True):
             self._journals[setup.rank].note("setup-sent", self.step)
             self._send_to(identity, encode(setup))
-        self.readies = self.collect(Ready, "loading the model", deadline_s - time.monotonic())
+        self.readies = self.collect(Ready, "loading the model", timeout_s, begin_s)
         check_ready(self.readies, settings_digest, model_digest)
 
     def _watch(self, rank: int, process: Process | None) -> None:
@@ -123,35 +118,34 @@ class Gang:
             self.poller.register(process.pidfd, zmq.POLLIN)
             self._journals[rank].note("started", self.step, pid=process.pid, gang=self.number)
 
-    def send(self, message: ToRank) -> None:
-        """Send the same message to every rank."""
-        frame = encode(message)
-        for identity in self._identities:
+    def send_plan(self, plan: Plan) -> None:
+        """To every rank."""
+        self.step, self.is_under_way = plan.step, True
+        frame = encode(plan)
+        for identity, rank in self._identities.items():
+            self._journals[rank].note("plan-sent", self.step, num_runs=len(plan.runs))
             self._send_to(identity, frame)
 
-    def send_plan(self, plan: Plan) -> None:
-        self.step, self.is_at_it = plan.step, True
-        for rank in range(self.num_ranks):
-            self._journals[rank].note("plan-sent", self.step, num_runs=len(plan.runs))
-        self.send(plan)
-
-    def collect(self, kind: type[A], what: str, timeout_s: float) -> list[A]:
-        """One answer of `kind` from every rank, in rank order.
+    def collect(self, kind: type[A], what: str, timeout_s: float, begin_s: float | None = None) -> list[A]:
+        """One answer of `kind` from every rank, in rank order, within `timeout_s` of `begin_s` (None: of now).
 
         Raises RankError (a rank reported an exception), RankLost (it died), DeadlineExceeded, ProtocolError, HostGone.
         """
         answers: dict[int, A] = {}
-        deadline_s = time.monotonic() + timeout_s
+        deadline_s = (time.monotonic() if begin_s is None else begin_s) + timeout_s
         while len(answers) < self.num_ranks:
             if not self.poll(deadline_s - time.monotonic()):
                 raise self._late(what, timeout_s, answers)
-            rank, message = self._receive()
+            message = self._receive()
+            if message is None:
+                continue
             if isinstance(message, Failure):
                 raise self._cause(message)
-            if not isinstance(message, kind) or rank in answers:
-                raise self._breach(rank, f"expected one {kind.__name__} of each rank, got {type(message).__name__}")
-            answers[rank] = message
-        self.is_at_it = False
+            if not isinstance(message, kind) or message.rank in answers:
+                told = f"expected one {kind.__name__} of each rank, got {type(message).__name__}"
+                raise self._breach(message.rank, told)
+            answers[message.rank] = message
+        self.is_under_way = False
         return [answers[rank] for rank in range(self.num_ranks)]
 
     def poll(self, timeout_s: float | None) -> bool:
@@ -171,12 +165,13 @@ class Gang:
             return True
         raise self._lost(min(dead, key=lambda process: process.wait(1.0) or 0))  # a signal before an exit code
 
-    def refuse_word(self) -> NoReturn:
+    def refuse_word(self) -> None:
         """Take in what a rank says while nothing was asked: its Failure, or a breach of the protocol."""
-        rank, message = self._receive()
+        message = self._receive()
         if isinstance(message, Failure):
             raise self._cause(message)
-        raise self._breach(rank, f"expected no word while the gang is idle, got {type(message).__name__}")
+        if message is not None:
+            raise self._breach(message.rank, f"expected no word while the gang is idle, got {type(message).__name__}")
 
     def has_stopped_rank(self) -> bool:
         """Whether a signal has stopped one of them, as the kernel says."""
@@ -188,11 +183,13 @@ class Gang:
         self.socket.close(linger=0)
         self._run_folder.remove_gang(self.number)
 
-    def _receive(self) -> tuple[int, FromRank]:
+    def _receive(self) -> FromRank | None:
+        """A rank's word; None for one of somebody else, who must be this user, and can do nothing with it."""
         identity, *frames = self.socket.recv_multipart()
         rank = self._identities.get(identity, -1)
         if rank < 0:
-            raise ProtocolError(f"expected a rank of run {self.run_id}, got a message from {identity!r}")
+            log.warning("%s", event_line(self.run_id, "stranger", identity=identity[:64]))
+            return None
         if len(frames) != 1:
             raise self._breach(rank, f"expected one frame, got {len(frames)}")
         try:
@@ -202,7 +199,7 @@ class Gang:
         if message.rank != rank:
             raise self._breach(rank, f"it speaks as rank {message.rank}")
         self._journals[rank].note(f"{type(message).__name__.lower()}-heard", self.step)
-        return rank, message
+        return message
 
     def _cause(self, failure: Failure) -> LeafsumError:
         """The error behind a rank's Failure.
@@ -217,9 +214,9 @@ class Gang:
                 watched.register(source, zmq.POLLIN)
             ready = poll(watched, left_s)
             if self.socket in ready:
-                rank, message = self._receive()
+                message = self._receive()
                 if isinstance(message, Failure):
-                    silent.pop(rank, None)
+                    silent.pop(message.rank, None)
                     failure = failure if message.transport else message
                 continue
             for rank, process in [each for each in silent.items() if each[1].pidfd in ready]:
@@ -254,6 +251,8 @@ class Gang:
             f"{'; '.join(told)}. A rank that is stopped or running hangs, sleeping ones wait for it",
             what=what,
             timeout_s=timeout_s,
+            rank=suspect,
+            step=self.step_under_way,
             events=merged_lines(self._journals[suspect].events),
         )
 
@@ -265,6 +264,8 @@ class Gang:
             f"{describe_exit(exit_status)}. {HINTS.get(exit_status, LAST_WORDS)}",
             role=process.role,
             exit_status=exit_status,
+            rank=rank,
+            step=self.step_under_way,
             events=merged_lines(self._journals[rank].events),
         )
 
@@ -278,6 +279,11 @@ class Gang:
                 raise self._breach(rank, f"it is {process.state()} but cannot be reached: {error}") from error
             # it is gone: `collect`, which follows, hears its last words
 
+    @property
+    def step_under_way(self) -> int:
+        """-1 where none is."""
+        return self.step if self.is_under_way else -1
+
     def _breach(self, rank: int, text: str) -> ProtocolError:
         return ProtocolError(f"{self._name(rank)} {self._when()}: {text}", rank=rank)
 
@@ -288,15 +294,7 @@ class Gang:
     def _when(self) -> str:
         if self.step < 0:
             return "before its first step"
-        return f"at step {self.step}" if self.is_at_it else f"after step {self.step}"
-
-
-def rank_of(error: LeafsumError) -> int:
-    """The rank that an error of a gang is about; -1 where it is about several, or none."""
-    if isinstance(error, RankLost):
-        role, _, number = error.role.partition(" ")
-        return int(number) if role == "rank" else -1
-    return error.rank if isinstance(error, RankError | ProtocolError) else -1
+        return f"at step {self.step}" if self.is_under_way else f"after step {self.step}"
 
 
 NOT_THERE = "not there yet"
@@ -311,78 +309,14 @@ HINTS: Mapping[int | None, str] = {
 
 
 def running_process(hello: Hello) -> Process:
-    """The process of a rank that somebody else has started. Raises RankLost where it has ended."""
+    """The process of a rank that somebody else has started. Raises RankLost where there is none."""
     role = f"rank {hello.rank}"
     try:
         return Process(role, hello.pid)
-    except ProcessLookupError:
+    except OSError as error:
         raise RankLost(
-            f"{role} (pid {hello.pid}) said Hello and is gone", role=role, exit_status=EXIT_UNKNOWN
+            f"{role} said Hello as pid {hello.pid}, and no such process can be watched: {error.strerror}",
+            role=role,
+            exit_status=EXIT_UNKNOWN,
+            rank=hello.rank,
         ) from None
-
-
-def agreed(plan: Plan, results: list[StepResult], run_id: str) -> StepResult:
-    """The one result that all ranks came to. Raises RankMismatch that names the first difference."""
-    for result in results:
-        slots = [run.slot for run in result.runs]
-        if result.step != plan.step or slots != [run.slot for run in plan.runs]:
-            raise RankMismatch(
-                f"run {run_id}: rank {result.rank} answered step {plan.step} as step {result.step} with slots {slots}; "
-                f"the plan has slots {[run.slot for run in plan.runs]}",
-                rank=result.rank,
-                step=plan.step,
-            )
-    first = results[0]
-    for other in results[1:]:
-        for run, mine, theirs in zip(plan.runs, first.runs, other.runs, strict=True):
-            if mine != theirs:
-                raise RankMismatch(
-                    f"run {run_id}: ranks disagree at step {plan.step}, slot {mine.slot}"
-                    f"{_where_layers_differ(mine, theirs, run)}: rank {first.rank} has token "
-                    f"{mine.token_id}, residual {mine.residual_hash:016x}; rank {other.rank} has token "
-                    f"{theirs.token_id}, residual {theirs.residual_hash:016x}. No token of this step was released",
-                    rank=other.rank,
-                    step=plan.step,
-                )
-    return first
-
-
-def _where_layers_differ(mine: RunResult, theirs: RunResult, run: Run) -> str:
-    """', position P, layer L': the first layer of the first row that differs; empty without layer hashes."""
-    num_layers = num_layers_of(mine.layer_hashes, len(run.token_ids))
-    place = first_difference(mine.layer_hashes, theirs.layer_hashes, num_layers)
-    if place is None:
-        return ""
-    row, layer = place
-    return f", position {run.start + row}, layer {layer}"
-
-
-def check_hellos(hellos: list[Hello], run_id: str) -> None:
-    for hello in hellos:
-        if hello.protocol != PROTOCOL_VERSION or hello.run_id != run_id:
-            raise ProtocolError(
-                f"expected rank {hello.rank} of run {run_id} at protocol {PROTOCOL_VERSION}, got run {hello.run_id} at "
-                f"protocol {hello.protocol}"
-            )
-
-
-def check_ready(readies: list[Ready], settings_digest: str, model_digest: str) -> None:
-    """All ranks read the model that the pool read, with its settings. Raises RankMismatch with both sides."""
-    first = readies[0]
-    for ready in readies:
-        for name, expected, found in (
-            ("model digest", model_digest, ready.model_digest),
-            ("settings digest", settings_digest, ready.settings_digest),
-            ("device", first.device, ready.device),
-            ("exchange", first.exchange, ready.exchange),
-            ("transport", first.transport, ready.transport),
-            ("number of threads", str(first.num_threads), str(ready.num_threads)),
-            ("poison", str(first.poison), str(ready.poison)),
-            ("versions", str(first.versions), str(ready.versions)),
-        ):
-            if expected != found:
-                raise RankMismatch(
-                    f"before the first step, rank {ready.rank} has another {name}: expected {expected}, got {found}",
-                    rank=ready.rank,
-                    step=-1,
-                )

@@ -6,8 +6,8 @@ import os
 from dataclasses import dataclass
 
 from ..ranks.messages import PROTOCOL_VERSION, Setup
+from .limits import Limits
 from .messages import Start
-from .scheduler import Limits
 from .settings import Settings
 
 RANK_GRACE_S = 30.0
@@ -15,7 +15,7 @@ RANK_GRACE_S = 30.0
 
 
 @dataclass(frozen=True, slots=True)
-class Ranks:
+class GangFacts:
     """What differs between one gang of a run and the next."""
 
     num_ranks: int
@@ -23,13 +23,12 @@ class Ranks:
     previous_step: int
 
 
-def setup_of(settings: Settings, start: Start, run_id: str, ranks: Ranks, rank: int) -> Setup:
-    limits = Limits.of(settings, start.model_max_context)
+def setup_of(settings: Settings, start: Start, limits: Limits, run_id: str, gang: GangFacts, rank: int) -> Setup:
     return Setup(
         protocol=PROTOCOL_VERSION,
         run_id=run_id,
         rank=rank,
-        num_ranks=ranks.num_ranks,
+        num_ranks=gang.num_ranks,
         model_dir=start.model_dir,
         device=settings.device,
         dtype=settings.dtype,
@@ -39,7 +38,7 @@ def setup_of(settings: Settings, start: Start, run_id: str, ranks: Ranks, rank: 
         num_pages=limits.num_pages,
         num_slots=limits.num_slots,
         max_pages_per_slot=-(-limits.max_context // settings.page_size),
-        num_threads=settings.threads or max(1, len(os.sched_getaffinity(0)) // ranks.num_ranks),
+        num_threads=settings.threads or max(1, len(os.sched_getaffinity(0)) // gang.num_ranks),
         transport=settings.transport,
         digests=settings.digests,
         layer_digests=settings.layer_digests,
@@ -47,8 +46,8 @@ def setup_of(settings: Settings, start: Start, run_id: str, ranks: Ranks, rank: 
         poison=settings.poison,
         hazards=settings.hazards,
         delay_seed=settings.delay_seed,
-        store_path=ranks.store_path,
+        store_path=gang.store_path,
         start_timeout_s=settings.start_timeout_s,
         step_timeout_s=settings.step_timeout_s + RANK_GRACE_S,
-        previous_step=ranks.previous_step,
+        previous_step=gang.previous_step,
     )

@@ -29,6 +29,7 @@ from .messages import (
     FROM_COORDINATOR,
     Advance,
     Answer,
+    CatchingUp,
     Fatal,
     Finished,
     FromCoordinator,
@@ -39,8 +40,8 @@ from .messages import (
 )
 from .recoveries import Recoveries
 
-CLOSE_TIMEOUT_S = 15.0
-"""How long the coordinator may take to end its ranks and leave; then SIGTERM, then SIGKILL. Its ranks die with it."""
+CLOSE_TIMEOUT_S = 20.0
+"""How long the coordinator may take to end its ranks, told, SIGTERM, SIGKILL, and leave; then it gets the same."""
 
 END_TIMEOUT_S = 1.0
 """A dying coordinator's connection may break before its end is seen: how long to look for it."""
@@ -171,7 +172,7 @@ class Line:
         try:
             return decode(self._socket.recv(), FROM_COORDINATOR)
         except ProtocolError as error:
-            raise ProtocolError(f"of the coordinator (pid {self._coordinator.pid}) {error}") from None
+            raise ProtocolError(f"the coordinator (pid {self._coordinator.pid}): {error}") from None
 
     def _lost(self) -> Fatal:
         """Why there is no connection any more. ZeroMQ would make it again, but what was on its way is gone.
@@ -187,8 +188,8 @@ class Line:
             "ended",
         )
 
-    def _deliver(self, message: Started | Advance | Finished | Answer | GangLost | GangRecovered) -> None:
-        """An answer to a caller that was interrupted goes nowhere."""
+    def _deliver(self, message: Started | Advance | CatchingUp | Finished | Answer | GangLost | GangRecovered) -> None:
+        """An answer to a caller that was interrupted goes nowhere; that CatchingUp came is all that it says."""
         match message:
             case Advance() | Finished():
                 self._admission.deliver(message)

@@ -2,7 +2,7 @@
 
 pool -> coordinator   Start, then Submit, Cancel, Drain, and numbered questions; the end is a closed death pipe
 coordinator -> pool   Started, then Advance and Finished for every request, Answer for every question;
-                      GangLost and GangRecovered where a gang was started again; Fatal, and then silence
+                      GangLost, GangRecovered and CatchingUp where a gang was started again; Fatal, and then silence
 """
 
 from __future__ import annotations
@@ -80,14 +80,21 @@ class Advance(Message, frozen=True):
     token_ids: tuple[Index, ...]
 
 
+class CatchingUp(Message, frozen=True):
+    """A step in which a new gang computed only what a lost one had: nothing to tell, but it goes on."""
+
+    step: Index
+
+
 class Finished(Message, frozen=True):
     """One request's end. `error` is empty, or says why it failed or was refused (`reason` "failed" or "refused").
 
     `num_output_tokens` counts what Advance has carried: the pool must have them all. `stop_string` is the one that
     ended it, or empty. The hashes are of the rows that were computed: those of a cancelled request are what they would
     be if its limit had been the tokens it has; before the first token, the pool tells its caller none.
-    `layer_hashes`: as in RunResult, over all rows of the request. `num_ranks` had part in its last step;
-    `num_recoveries` is how many gangs were lost while it was open.
+    `layer_hashes`: as in RunResult, over all rows of the request. `num_ranks` had part in its last step, 0
+    if it never began;
+    `num_recoveries` is how many gangs were lost while they computed it.
     """
 
     request_id: Index
@@ -162,7 +169,7 @@ class Fatal(Message, frozen=True):
 
 
 ToCoordinator = Start | Submit | Cancel | Drain | Reconfigure | AskWitness
-FromCoordinator = Started | Advance | Finished | Answer | GangLost | GangRecovered | Fatal
+FromCoordinator = Started | Advance | CatchingUp | Finished | Answer | GangLost | GangRecovered | Fatal
 
 TO_COORDINATOR: msgspec.msgpack.Decoder[ToCoordinator] = msgspec.msgpack.Decoder(ToCoordinator)
 FROM_COORDINATOR: msgspec.msgpack.Decoder[FromCoordinator] = msgspec.msgpack.Decoder(FromCoordinator)

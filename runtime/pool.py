@@ -18,12 +18,12 @@ from ..ranks.configs.load import load_spec
 from ..ranks.sizes import expected_tensors, ignored_prefixes
 from ..ranks.spec import check_num_ranks
 from .conversation import Conversation
+from .limits import Limits
 from .messages import Answer, AskWitness, Reconfigure, Start, Started
 from .models import resolve_model
 from .open_request import OpenRequest, no_stop_strings
 from .recoveries import Recovery
 from .sampling import Completion, SamplingParams
-from .scheduler import Limits
 from .settings import Settings
 from .stream import Stream
 from .tokenizer import Tokenizer

@@ -7,10 +7,13 @@ from collections import deque
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ..ranks.journal import NUM_EVENTS_KEPT, Journal
+from ..ranks.journal import event_line
 from .messages import GangLost, GangRecovered
 
 log = logging.getLogger("leafsum.pool")
+
+NUM_KEPT = 64
+"""Lost gangs, the newest."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,15 +41,14 @@ class Recoveries:
         self.allowance_s = 0.0
         """How much longer than else the coordinator may be silent, while it starts a gang."""
         self._run_id = run_id
-        self._newest: deque[Recovery] = deque(maxlen=NUM_EVENTS_KEPT)
+        self._newest: deque[Recovery] = deque(maxlen=NUM_KEPT)
 
     def take(self, event: GangLost | GangRecovered) -> None:
         if isinstance(event, GangLost):
             self.allowance_s = event.timeout_s
             self._newest.append(Recovery(event.number, event.cause, event.rank, event.step))
-            journal = Journal(log, self._run_id, event.rank if event.rank >= 0 else None)
             facts: dict[str, Any] = {"number": event.number, "num_open": event.num_open, "cause": event.cause}
-            journal.note("gang-lost", event.step, level=logging.WARNING, **facts)
+            line = event_line(self._run_id, "gang-lost", event.rank, event.step, **facts)
         else:
             self.allowance_s = 0.0
             self._newest[-1] = replace(
@@ -54,7 +56,8 @@ class Recoveries:
             )
             pids = ",".join(map(str, event.pids))
             facts = {"number": event.number, "seconds": event.seconds, "tp": event.num_ranks, "pids": pids}
-            Journal(log, self._run_id).note("gang-recovered", level=logging.WARNING, **facts)
+            line = event_line(self._run_id, "gang-recovered", **facts)
+        log.warning("%s", line)
 
     @property
     def newest(self) -> tuple[Recovery, ...]:

@@ -77,7 +77,7 @@ class Completion:
     last of `token_ids`; or the stop string, before which `text` ends (`token_ids` go up to the one that completes it);
     else None. A cancelled one has the tokens it had by then, and hashes as if they had been its limit; before its first
     token it has no hashes of rows, as no limit would leave it there. `tp`: the ranks of its last step, 0 where it was
-    cancelled before any rank heard of it; `recoveries`: gangs that were lost and started again while it was open.
+    cancelled before any rank heard of it; `recoveries`: gangs that were lost while they computed it, and started again.
     `logits_sha256` is None without digests; `residual_hash` is 16 hex digits, or empty where there is none;
     `layer_hashes`, empty without layer digests, are U64 little-endian [rows, layers]: one hash of the residual for each
     position that was computed and each layer.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
+from ..errors import LeafsumError
 from .messages import Answer, RankReport
 
 
@@ -89,7 +90,9 @@ def _difference(now: dict[str, int], then: dict[str, int]) -> dict[str, int]:
 
 @dataclass(frozen=True, slots=True)
 class Witness:
-    """Counts of the whole run; `most_rows` and `most_live_requests` count since the last `reconfigure`."""
+    """Counts of the whole run; `most_rows` and `most_live_requests` count since the last `reconfigure`, and those of
+    `ranks` since their gang was started.
+    """
 
     steps: int
     most_rows: int
@@ -106,6 +109,15 @@ class Witness:
         )
 
     def since(self, before: Witness) -> Witness:
-        """What was counted after `before`, a witness of the same pool; the two most_* stay as they are."""
+        """What was counted after `before`, a witness of the same pool; the two most_* stay as they are.
+
+        Raises LeafsumError where a gang was lost in between, and its counts with it.
+        """
+        if [rank.pid for rank in before.ranks] != [rank.pid for rank in self.ranks]:
+            raise LeafsumError(
+                "expected two witnesses of the same rank processes, found other process ids: a gang was started again "
+                'in between, and what the lost one had counted is gone. Count with recover="never", or from a witness '
+                "of the new gang on (WorkerPool.recoveries)"
+            )
         ranks = tuple(now.since(then) for then, now in zip(before.ranks, self.ranks, strict=True))
         return replace(self, steps=self.steps - before.steps, ranks=ranks)

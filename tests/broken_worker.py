@@ -4,6 +4,7 @@ A single rank is left whole: it is what the others are compared with.
 """
 
 import os
+import signal
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -14,6 +15,7 @@ import torch
 from leafsum.collectives.exchange import Exchange
 from leafsum.ranks import ops, poison, start, worker
 from leafsum.ranks.blocks.experts import Experts
+from leafsum.ranks.messages import Plan, StepResult
 
 
 def chain(rows: np.ndarray) -> np.ndarray:
@@ -97,6 +99,22 @@ def nothing_as_asked() -> None:
     start.DelayedTransport = lambda transport, _seed: transport  # type: ignore[assignment, misc]
 
 
+DEADLY = 249
+"""A token id."""
+
+
+def dies_of_a_token() -> None:
+    """The last rank crashes in every step that has a row of DEADLY."""
+    execute = start.Engine.execute
+
+    def execute_or_crash(self: Any, plan: Plan) -> StepResult:
+        if self.setup.rank == self.setup.num_ranks - 1 and any(DEADLY in run.token_ids for run in plan.runs):
+            os.kill(os.getpid(), signal.SIGSEGV)
+        return execute(self, plan)
+
+    start.Engine.execute = execute_or_crash  # type: ignore[method-assign]
+
+
 DEFECTS: dict[str, Callable[[], None]] = {
     "wrong tree": wrong_tree,
     "chain of partials": chain_of_partials,
@@ -104,6 +122,7 @@ DEFECTS: dict[str, Callable[[], None]] = {
     "stale page": stale_page,
     "dropped row": dropped_row,
     "nothing as asked": nothing_as_asked,
+    "dies of a token": dies_of_a_token,
 }
 
 if __name__ == "__main__":

@@ -7,7 +7,8 @@ from typing import Any
 
 from leafsum.ranks.configs.load import load_spec
 from leafsum.ranks.messages import Setup
-from leafsum.runtime.gang_setup import Ranks, setup_of
+from leafsum.runtime.gang_setup import GangFacts, setup_of
+from leafsum.runtime.limits import Limits
 from leafsum.runtime.messages import Start
 from leafsum.runtime.run_folder import RunFolder
 from leafsum.runtime.settings import Settings
@@ -31,5 +32,5 @@ def make_setup(model_dir: Path, run_path: Path, rank: int = 0, **fields: Any) ->
     """The Setup of `rank`, for a pool with these settings, whose run folder is `run_path`."""
     settings = Settings(model=str(model_dir), **fields)
     start = make_start(settings, load_spec(model_dir).max_context)
-    ranks = Ranks(settings.tp, str(RunFolder(run_path, RUN_ID).store(0)), previous_step=0)
-    return setup_of(settings, start, RUN_ID, ranks, rank)
+    gang = GangFacts(settings.tp, str(RunFolder(run_path, RUN_ID).store(0)), previous_step=0)
+    return setup_of(settings, start, Limits.of(settings, start.model_max_context), RUN_ID, gang, rank)

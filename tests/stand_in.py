@@ -1,8 +1,11 @@
 """A child process for supervision tests: `python -m stand_in MANNER --death-fd N`, with tests/ on PYTHONPATH."""
 
+import collections
+import itertools
 import os
 import signal
 import sys
+import threading
 import time
 
 LEAVES_WITH = {"polite": 0, "confessed": 70}
@@ -20,6 +23,8 @@ def main() -> None:
     if manner in LEAVES_WITH:
         os.read(death_fd, 1)
         sys.exit(LEAVES_WITH[manner])
+    if manner == "busy":
+        threading.Thread(target=collections.deque, args=(itertools.repeat(0), 0)).start()
     time.sleep(600)
 
 

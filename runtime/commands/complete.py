@@ -94,9 +94,9 @@ def prompt_ids(
     which cannot be served, counted from 1.
     """
     from ...ranks.configs.load import load_spec
+    from ..limits import Limits
     from ..models import resolve_model
     from ..open_request import no_stop_strings
-    from ..scheduler import Limits
     from ..tokenizer import Tokenizer
 
     if chat and any(prompt.text is None for prompt in prompts):

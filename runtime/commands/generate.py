@@ -11,8 +11,8 @@ import click
 from ...errors import ConfigError
 from ..sampling import Completion, SamplingParams
 from .complete import complete, require_none_failed, say_what_was_cancelled
+from .exit_codes import EXIT_INTERRUPTED
 from .interrupts import FirstInterrupt
-from .main import EXIT_INTERRUPTED
 from .options import debug_option, resolve_settings, settings_options
 from .prompts import PromptSource, gather_prompts
 from .stdio import flush_output, on_terminal, printable, require_output, show_log, write_line
@@ -33,7 +33,7 @@ Examples:
 \b
 Prompts are served in the order --prompt, --prompt-file, --prompt-ids. Without --json the texts go to standard output
 (ids where there is no tokenizer). With --json each prompt is one object on one line: prompt, text, token_ids,
-token_sha256, finish_reason, tp, recoveries (of a lost gang, while it was open), prompt_tokens, output_tokens,
+token_sha256, finish_reason, tp, recoveries (gangs that were lost meanwhile), prompt_tokens, output_tokens,
 residual_hash, prompt_token_ids, with --digests logits_sha256, with --layer-digests layer_digests_sha256 (of the
 residual's hashes: each row, after each layer), stop_reason where a stop id or a --stop text ended it, and error where
 this prompt alone failed (the others are printed). With --stream --json each piece is such a line: prompt_index,

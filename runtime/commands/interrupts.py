@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 
+from ...errors import PoolClosed
 from .stdio import say
 
 DRAINING = "finishing what has begun and cancelling the rest; Ctrl-C again ends at once"
@@ -34,8 +36,9 @@ class FirstInterrupt:
         def on_interrupt(_number: int, _frame: FrameType | None) -> None:
             signal.signal(signal.SIGINT, own)
             self.came = True
-            drain()
             say(DRAINING)
+            with contextlib.suppress(PoolClosed):  # what ends it is told by whoever waits
+                drain()
 
         signal.signal(signal.SIGINT, on_interrupt)
         try:

@@ -12,12 +12,9 @@ import sys
 import traceback
 from collections.abc import Sequence
 
-from ...errors import ConfigError, LeafsumError, ModelError, OutputError, RankError
+from ...errors import ConfigError, GangError, LeafsumError, ModelError, OutputError, RankError
+from .exit_codes import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_WRONG_USE
 from .stdio import discard_output, flush_output, hold_standard_streams, say, tell
-
-EXIT_FAILED = 1
-EXIT_WRONG_USE = 2
-EXIT_INTERRUPTED = 130
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -73,6 +70,8 @@ def _tell(error: Exception, debug: bool) -> int:
         tell("".join(traceback.format_exception(error)))
         if isinstance(error, RankError) and error.traceback_text:
             say(f"on rank {error.rank}:\n{error.traceback_text}")
+        if isinstance(error, GangError) and error.events:
+            say("\n".join(["the last events of the rank that this is about:", *error.events]))
     if isinstance(error, OutputError):
         discard_output()
     if isinstance(error, LeafsumError):

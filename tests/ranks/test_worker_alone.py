@@ -6,6 +6,7 @@ import contextlib
 import fcntl
 import os
 import signal
+import socket as socket_module
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -118,7 +119,41 @@ def that_is_not_read() -> None:
     os.dup2(write_fd, 2)
 
 
-@pytest.mark.parametrize("standard_error", [closed, of_a_full_disk, without_a_reader, that_is_not_read])
+def of_a_socket_that_is_not_read() -> None:
+    """As a service manager gives it."""
+    end, other = socket_module.socketpair()
+    end.setblocking(False)
+    with contextlib.suppress(BlockingIOError):
+        while True:
+            end.send(bytes(4096))
+    end.setblocking(True)
+    os.dup2(end.fileno(), 2)
+    for each in (end, other):
+        each.detach()
+
+
+def of_a_terminal_that_is_not_read() -> None:
+    """As after Ctrl-S."""
+    _, terminal_fd = os.openpty()
+    os.set_blocking(terminal_fd, False)
+    with contextlib.suppress(BlockingIOError):
+        while True:
+            os.write(terminal_fd, b"x" * 256)
+    os.set_blocking(terminal_fd, True)
+    os.dup2(terminal_fd, 2)
+
+
+NOT_MINDED = [
+    closed,
+    of_a_full_disk,
+    without_a_reader,
+    that_is_not_read,
+    of_a_socket_that_is_not_read,
+    of_a_terminal_that_is_not_read,
+]
+
+
+@pytest.mark.parametrize("standard_error", NOT_MINDED)
 def test_a_rank_does_not_mind_a_standard_error(folder, coordinator, socket, standard_error: Callable[[], None]):
     """At level debug it has said two events before its Hello."""
     command = [*WORKER, *arguments_of(folder), "--coordinator-pid", str(coordinator.pid)]

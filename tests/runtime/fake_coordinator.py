@@ -69,6 +69,9 @@ class FakeCoordinator:
             asking.join(WAIT_S)
         return isinstance(heard, AskWitness)
 
+    def break_connection(self) -> None:
+        self._socket.close(linger=0)
+
     def close(self) -> None:
         self.conversation.close()
         self._context.destroy(linger=0)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from leafsum.runtime import child as child_module
-from leafsum.runtime.child import Child, describe_exit, end_processes
+from leafsum.runtime.child import STOPPED, Child, describe_exit, end_processes
 from processes import wait_until
 
 TESTS = Path(__file__).resolve().parent.parent
@@ -64,6 +64,17 @@ def test_the_exit_of_a_child_is_seen_through_its_pidfd():
     one = Child("fails", "stand_in", ["fails"], env=ENV)
     assert one.wait(30.0) == 3
     end_processes([one], 0.0)
+
+
+def test_a_process_is_running_when_one_of_its_threads_is_and_stopped_when_all_are(children):
+    """A rank computes in a thread beside its first, which sleeps."""
+    (one,) = children("busy")
+    wait_until(lambda: one.state() == "running", "running")
+    one.send_signal(signal.SIGSTOP)
+    wait_until(lambda: one.state() == STOPPED, "stopped")
+    end_processes([one], 20.0)
+    assert one.state() == "gone"
+    assert one.exit_status() == -signal.SIGKILL
 
 
 def test_a_parent_that_is_killed_takes_its_child_along():

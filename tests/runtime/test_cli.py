@@ -230,11 +230,13 @@ def test_errors_hold_no_control_characters(debug, script, capfd):
 
 
 def test_debug_shows_the_traceback_and_the_ranks_own(script, capfd):
-    script.fail = RankError("rank 1 failed", rank=1, step=3, traceback_text="File engine.py, line 7")
+    events = ("-0.002 s step 3 plan", "-0.001 s step 3 failed")
+    script.fail = RankError("rank 1 failed", rank=1, step=3, traceback_text="File engine.py, line 7", events=events)
     assert run(["generate", *GENERATE, "--debug"]) == 1
     err = capfd.readouterr().err
     assert "Traceback (most recent call last)" in err
     assert "File engine.py, line 7" in err
+    assert "\n-0.002 s step 3 plan\n-0.001 s step 3 failed\n" in err
     script.fail = ZeroDivisionError("x")
     run(["--debug", "generate", *GENERATE])
     assert "Traceback" in capfd.readouterr().err

@@ -4,25 +4,30 @@ import inspect
 
 import pytest
 from leafsum import errors
-from leafsum.errors import DeadlineExceeded, LeafsumError, RankError, RankLost
+from leafsum.errors import DeadlineExceeded, GangError, LeafsumError, ProtocolError, RankError, RankLost
 from leafsum.ranks.messages import decode, encode
 from leafsum.runtime.fatal import error_of, fatal_of
 from leafsum.runtime.messages import FROM_COORDINATOR, Fatal
 
 CLASSES = [kind for _, kind in inspect.getmembers(errors, inspect.isclass) if kind.__module__ == errors.__name__]
+EVENTS = ("-0.002 s step 7 plan", "-0.001 s step 7 failed")
 TEXT = "expected 3 ranks — found 2, at step 7"
 
 
 def examples_of(kind: type[LeafsumError]) -> list[LeafsumError]:
     if issubclass(kind, RankError):
         return [
-            kind(TEXT, rank=2, step=7, traceback_text="Traceback ...\n  line"),
+            kind(TEXT, rank=2, step=7, traceback_text="Traceback ...\n  line", events=EVENTS),
             kind(TEXT, rank=0, step=-1),
         ]
     if issubclass(kind, RankLost):
-        return [kind(TEXT, role="rank 2", exit_status=status) for status in (None, 0, -9)]
+        return [kind(TEXT, role="rank 2", exit_status=status, rank=2, events=EVENTS) for status in (None, 0, -9)]
     if issubclass(kind, DeadlineExceeded):
-        return [kind(TEXT, what="step 7", timeout_s=0.5)]
+        return [kind(TEXT, what="step 7", timeout_s=0.5, rank=1, step=7, events=EVENTS)]
+    if issubclass(kind, GangError):
+        return [kind(TEXT, rank=1, step=7, events=EVENTS)]
+    if issubclass(kind, ProtocolError):
+        return [kind(TEXT, rank=1), kind(TEXT)]
     return [kind(TEXT), kind("")]
 
 

@@ -68,6 +68,19 @@ def test_the_coordinators_death_reaches_every_call_after_its_last_words(coordina
     assert coordinator.unread._requests[2].output == [ord("a")]
 
 
+def test_a_connection_that_breaks_reaches_every_call_after_what_came_before(coordinator, monkeypatch):
+    """The coordinator's process lives. ZeroMQ would connect again, and words that were on their way would be lost."""
+    monkeypatch.setattr(line_module, "END_TIMEOUT_S", 0.1)
+    callers = open_calls(coordinator)
+    coordinator.say_text(2, "a")
+    wait_until(lambda: not coordinator.unread._inbox.empty(), "the last word")
+    coordinator.break_connection()
+    errors = outcomes(coordinator, callers)
+    assert [type(error) for error in errors] == [ProtocolError] * 4
+    assert f"the connection to the coordinator (pid {coordinator.child.pid}) broke" in str(errors[0])
+    assert coordinator.unread._requests[2].output == [ord("a")]
+
+
 def test_last_words_are_looked_for_after_a_death(coordinator, monkeypatch):
     """A death can be seen before them: here they are never seen otherwise."""
     poll = line_module.poll

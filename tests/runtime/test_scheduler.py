@@ -5,7 +5,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from leafsum.errors import ConfigError, PromptError
 from leafsum.ranks.messages import Plan, RunResult
-from leafsum.runtime.scheduler import Limits, Request, Scheduler
+from leafsum.runtime.limits import Limits
+from leafsum.runtime.request import Request
+from leafsum.runtime.scheduler import Scheduler
 from leafsum.runtime.settings import Settings
 
 NUM_LAYERS = 4
@@ -113,10 +115,10 @@ def test_a_cancelled_request_frees_its_slot_for_the_next_step():
     plan = scheduler.plan()
     assert plan is not None
     scheduler.apply(plan, gang.compute(plan))
-    cancelled = scheduler.cancel(0)
+    (cancelled,) = scheduler.cancel([0])
     assert cancelled is not None
     assert (cancelled.output, cancelled.residual_hash) == ([101], 1)
-    assert scheduler.cancel(0) is None
+    assert scheduler.cancel([0]) == []
     after = scheduler.plan()
     assert after is not None
     assert len(after.releases) == 1

@@ -6,13 +6,18 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass, field, replace
+from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from leafsum.errors import RankMismatch
 from leafsum.ranks.messages import Plan, Run, RunResult
-from leafsum.runtime.scheduler import Limits, Request, Scheduler
+from leafsum.runtime import scheduler as scheduler_module
+from leafsum.runtime.limits import Limits
+from leafsum.runtime.request import Request
+from leafsum.runtime.scheduler import Scheduler
 
 NUM_LAYERS = 2
 LIMITS = Limits(prefill_chunk=5, concurrency=3, num_slots=4, num_pages=24, page_size=4, max_context=24)
@@ -86,13 +91,29 @@ class Told:
     facts: tuple[object, ...] = ()
 
 
-def serve(scheduler: Scheduler, losses: list[bool] | None = None, world_of_next: int = 0) -> dict[int, Told]:
-    """Every step, the next of `losses` says whether the gang is killed from outside in it; a poison kills it too."""
+class Finder:
+    """A stop string that ends with a token of many."""
+
+    def push(self, token_id: int) -> str:
+        return "end" if token_id % 16 == 5 else ""
+
+
+def serve(
+    scheduler: Scheduler,
+    losses: list[bool] | None = None,
+    world_of_next: int = 0,
+    cancels: dict[int, list[int]] | None = None,
+) -> dict[int, Told]:
+    """Every step, the next of `losses` says whether the gang is killed from outside in it; a poison kills it too.
+
+    `cancels`: request ids by the number of the step before which they are cancelled.
+    """
     told: dict[int, Told] = {request.request_id: Told() for request in scheduler.waiting}
     gang, remaining = FakeGang(), list(losses or [])
     while plan := scheduler.plan():
-        num_redrawn_or_prompt = sum(len(run.token_ids) for run in plan.runs)
-        assert num_redrawn_or_prompt <= scheduler.limits.prefill_chunk or not scheduler.limits.prefill_chunk
+        num_known = sum(len(run.token_ids) for run in plan.runs)
+        assert num_known <= (scheduler.limits.prefill_chunk or scheduler_module.MAX_PROMPT_ROWS)
+        assert sum(len(run.token_ids) == 1 for run in plan.runs) <= scheduler_module.MAX_REDRAWN_ROWS + len(told)
         try:
             if remaining and remaining.pop(0):
                 raise InterruptedError
@@ -110,7 +131,13 @@ def serve(scheduler: Scheduler, losses: list[bool] | None = None, world_of_next:
                 assert not heard.reason, "one end"
                 heard.reason, heard.error = done.finish_reason, done.error
                 heard.facts = facts_of(done.request)
+        for cancelled in scheduler.cancel((cancels or {}).get(scheduler.step, [])):
+            heard = told[cancelled.request_id]
+            assert not heard.reason, "one end"
+            heard.reason, heard.facts = "cancelled", facts_of(cancelled)
     assert scheduler.num_open == 0
+    assert len(scheduler._free_slots) == scheduler.limits.num_slots
+    assert sorted(scheduler._free_pages) == list(range(scheduler.limits.num_pages))
     return told
 
 
@@ -118,13 +145,17 @@ def facts_of(request: Request) -> tuple[object, ...]:
     return request.residual_hash, request.logits_sha256, bytes(request.layer_hashes), tuple(request.output)
 
 
-def scheduler_with(sizes: list[tuple[int, int]], limits: Limits = LIMITS, poisoned: int = -1) -> Scheduler:
+def scheduler_with(
+    sizes: list[tuple[int, int]], limits: Limits = LIMITS, poisoned: int = -1, stop_ids: frozenset[int] = frozenset()
+) -> Scheduler:
+    """Requests by prompt and token limit; with `stop_ids`, every second has a stop string too."""
     scheduler = Scheduler(limits, NUM_LAYERS)
     for request_id, (num_prompt, max_tokens) in enumerate(sizes):
         prompt = [1000 + 50 * request_id + position for position in range(num_prompt)]
         if request_id == poisoned:
             prompt[-1] = POISON
-        scheduler.submit(Request(request_id, tuple(prompt), max_tokens, frozenset()))
+        finder: Any = Finder() if stop_ids and request_id % 2 else None
+        scheduler.submit(Request(request_id, tuple(prompt), max_tokens, stop_ids, finder))
     return scheduler
 
 
@@ -137,13 +168,39 @@ SIZES = st.lists(st.tuples(st.integers(1, 16), st.integers(1, 8)), min_size=1, m
     losses=st.lists(st.booleans(), max_size=60),
     prefill_chunk=st.sampled_from([0, 1, 5, 16]),
     num_pages=st.integers(6, 24),
+    stop_ids=st.sampled_from([frozenset(), frozenset(range(100, 116))]),
 )
-def test_whenever_gangs_are_lost_every_request_comes_to_the_same(sizes, losses, prefill_chunk, num_pages):
+def test_whenever_gangs_are_lost_every_request_comes_to_the_same(sizes, losses, prefill_chunk, num_pages, stop_ids):
+    """Also where a step takes few rows of those that draw again, or of a prompt without a chunk."""
     limits = Limits(prefill_chunk, 3, num_slots=4, num_pages=num_pages, page_size=4, max_context=24)
-    undisturbed = serve(scheduler_with(sizes, limits))
-    assert serve(scheduler_with(sizes, limits), losses) == undisturbed
+    undisturbed = serve(scheduler_with(sizes, limits, stop_ids=stop_ids))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(scheduler_module, "MAX_REDRAWN_ROWS", 3)
+        patch.setattr(scheduler_module, "MAX_PROMPT_ROWS", 7)
+        assert serve(scheduler_with(sizes, limits, stop_ids=stop_ids), losses) == undisturbed
     for (num_prompt, max_tokens), told in zip(sizes, undisturbed.values(), strict=True):
-        assert (told.num_prompt_rows, len(told.token_ids), told.reason) == (num_prompt, max_tokens, "length")
+        assert told.num_prompt_rows == num_prompt
+        assert (len(told.token_ids), told.reason) == (max_tokens, "length") or told.reason == "stop"
+
+
+@settings(max_examples=100, deadline=None, derandomize=True)
+@given(
+    sizes=SIZES,
+    losses=st.lists(st.booleans(), max_size=30),
+    cancels=st.dictionaries(st.integers(1, 20), st.lists(st.integers(0, 7), max_size=3), max_size=6),
+)
+def test_a_request_that_is_cancelled_at_any_moment_has_the_hashes_of_the_tokens_that_were_told(sizes, losses, cancels):
+    """Also while a new gang is behind what the lost one had computed. Nobody else comes to anything else."""
+    undisturbed = serve(scheduler_with(sizes))
+    told = serve(scheduler_with(sizes), losses, cancels=cancels)
+    for request_id, heard in told.items():
+        if heard.reason != "cancelled":
+            assert heard == undisturbed[request_id]
+        elif heard.token_ids:
+            num_prompt, num_told = sizes[request_id][0], len(heard.token_ids)
+            whole = scheduler_with([*sizes[:request_id], (num_prompt, num_told)])
+            whole.cancel(range(request_id))
+            assert heard.facts == serve(whole)[request_id].facts, "as if its limit had been what it has"
 
 
 @settings(max_examples=100, deadline=None, derandomize=True)
@@ -185,7 +242,34 @@ def test_requests_under_suspicion_are_computed_one_by_one_and_together_again_onc
         scheduler.apply(plan, gang.compute(plan))
         plan = scheduler.plan()
     assert len(set(alone)) == 2, "each had its turn"
-    assert not any(request.trial_rows or request.num_strikes for request in scheduler.live.values())
+    assert not any(request.suspect_rows or request.num_strikes for request in scheduler.live.values())
+
+
+def test_only_rows_that_lost_a_gang_before_are_a_second_strike():
+    scheduler = scheduler_with([(2, 12)])
+    gang = FakeGang()
+    for _ in range(6):
+        plan = scheduler.plan()
+        scheduler.apply(plan, gang.compute(plan))
+    assert scheduler.lose(scheduler.plan(), by_its_rows=True) == []
+    assert scheduler.waiting[0].suspect_rows == range(7, 8)
+    assert scheduler.lose(scheduler.plan(), by_its_rows=True) == [], "the first rows again, which had come out before"
+    assert (scheduler.waiting[0].num_strikes, scheduler.waiting[0].suspect_rows) == (1, range(8))
+    assert [request.request_id for request in scheduler.lose(scheduler.plan(), by_its_rows=True)] == [0]
+
+
+def test_a_row_that_was_finite_and_is_not_any_more_is_no_fault_of_the_request():
+    scheduler = scheduler_with([(4, 8)])
+    gang = FakeGang()
+    for _ in range(3):
+        plan = scheduler.plan()
+        scheduler.apply(plan, gang.compute(plan))
+    scheduler.lose(scheduler.plan(), by_its_rows=False)
+    plan = scheduler.plan()
+    first, *rest = FakeGang().compute(plan)
+    bad = msgspec.structs.replace(first, bad_layer=1, bad_position=2)
+    with pytest.raises(RankMismatch, match="expected finite values, as the lost gang had them, got values of"):
+        scheduler.apply(plan, (bad, *rest))
 
 
 def test_a_loss_while_idle_accuses_nobody():
@@ -234,7 +318,7 @@ def test_a_request_cancelled_before_the_new_gang_has_made_it_good_ends_as_it_was
     scheduler.lose(scheduler.plan(), by_its_rows=False)
     if plan := scheduler.plan():
         scheduler.apply(Plan(plan.step, (), plan.admits, plan.runs[:1]), FakeGang().compute(plan)[:1])
-    assert facts_of(scheduler.cancel(0)) == before
+    assert [facts_of(request) for request in scheduler.cancel([0])] == [before]
     assert scheduler.num_open == 0
 
 

@@ -8,10 +8,9 @@ import re
 from pathlib import Path
 
 import pytest
+from broken_coordinator import break_ranks
 from house.checkout import ROOT
 from leafsum.collectives.control_names import CONTROLS, SPOILED_ROWS
-from leafsum.runtime import conversation
-from leafsum.runtime.child import Child
 from leafsum.runtime.commands.main import run
 from leafsum.runtime.commands.needs import inspect_model
 from leafsum.runtime.models import resolve_model
@@ -76,14 +75,6 @@ def test_arms_are_adverse_and_count_what_inspect_foretells(path):
         # with digests, whole rows of logits travel too
         at_most += num_decided * needs.spec.vocab_size * 4
         assert 0.5 * at_most < arm["witness"]["bytes_sent"][0] <= at_most
-
-
-def break_ranks(monkeypatch, defect):
-    monkeypatch.setenv("BROKEN", defect)
-    monkeypatch.setenv("PYTHONPATH", str(ROOT / "tests"))
-    monkeypatch.setattr(
-        conversation, "Child", lambda role, _module, *arguments: Child(role, "broken_coordinator", *arguments)
-    )
 
 
 SEEN = {

@@ -19,9 +19,9 @@ from leafsum.errors import (
     RankMismatch,
 )
 from leafsum.ranks.messages import Run, RunResult
-from leafsum.runtime import recovery
-from leafsum.runtime.messages import Advance, Cancel, Finished, GangLost, GangRecovered
-from leafsum.runtime.recovery import Restarts, can_be_recovered, can_be_tried_again, is_from_outside
+from leafsum.runtime import restarts as restarts_module
+from leafsum.runtime.messages import Advance, Cancel, CatchingUp, Finished, GangLost, GangRecovered
+from leafsum.runtime.restarts import Restarts, can_be_recovered, can_be_tried_again, is_from_outside
 from leafsum.runtime.settings import Settings
 from processes import all_gone, wait_until
 from runtime.fake_run import FIRST_TOKEN, NUM_RANKS, SECOND_PLAN, changed
@@ -88,6 +88,35 @@ def test_the_pool_hears_of_a_loss_and_of_the_new_gang_and_the_request_goes_on(ru
         same_hash = (changed(answer.runs[0], residual_hash=2**64 - 1), answer.runs[1])
         rank.say(changed(answer, runs=same_hash))
     assert run.hear() == Advance(request_id=0, num_prompt_rows=0, token_ids=(42,)), "nothing is told twice"
+
+
+def test_a_long_way_back_is_no_silence(make_run):
+    """A step that brings nothing new is a word to the pool all the same, which waits for one."""
+    run = make_run(recover="same", prefill_chunk=1)
+    run.start()
+    run.submit()
+    for step in (1, 2, 3):
+        for rank in run.ranks:
+            plan = rank.hear_plan()
+            if step < 3:
+                rank.say(rank.result(plan))
+        if step < 3:
+            assert isinstance(run.hear(), Advance)
+    lose(run)
+    run.come_up()
+    assert isinstance(run.hear(), GangRecovered)
+    for step in (4, 5):
+        for rank in run.ranks:
+            plan = rank.hear_plan()
+            hashes = {4: 2**64 - 1, 5: 2**64 - 2}
+            answer = replay_result(rank, plan, {1: -1, 2: 42})
+            rank.say(changed(answer, runs=(changed(answer.runs[0], residual_hash=hashes[step]),)))
+        assert run.hear() == CatchingUp(step=step)
+    for rank in run.ranks:
+        plan = rank.hear_plan()
+        assert plan.runs == (Run(slot=0, start=2, token_ids=(), decides=True),)
+        rank.say(rank.result(plan))
+    assert isinstance(run.hear(), Advance)
 
 
 @pytest.mark.parametrize(
@@ -245,7 +274,7 @@ def test_a_pool_that_closes_while_a_gang_is_started_ends_all(run):
 
 def test_starts_are_counted_within_the_window(monkeypatch):
     now_s = [100.0]
-    monkeypatch.setattr(recovery.time, "monotonic", lambda: now_s[0])
+    monkeypatch.setattr(restarts_module.time, "monotonic", lambda: now_s[0])
     restarts = Restarts(Settings(tp=3, recover_limit=2, recover_window_s=10.0))
     assert next(restarts.sizes()) == 3
     now_s[0] = 105.0
@@ -258,9 +287,17 @@ def test_starts_are_counted_within_the_window(monkeypatch):
     assert "2 of at most 2 starts" in restarts.why_no_more()
 
 
-def test_how_large_a_gang_is_tried():
+def test_how_large_a_gang_is_tried(monkeypatch):
     assert list(Restarts(Settings(tp=3, recover="shrink", recover_limit=1)).sizes()) == [3, 2, 1]
     assert list(Restarts(Settings(tp=3, recover="same", recover_limit=2)).sizes()) == [3, 3]
+    now_s = [0.0]
+    monkeypatch.setattr(restarts_module.time, "monotonic", lambda: now_s[0])
+    sizes = []
+    for num_ranks in Restarts(Settings(tp=2, recover_limit=3, recover_window_s=600.0)).sizes():
+        sizes.append(num_ranks)
+        now_s[0] += 1000.0
+    assert sizes == [2, 2, 2], "starts that take longer than the window have an end too"
+    assert list(Restarts(Settings(tp=2, recover="shrink", recover_limit=2)).sizes()) == [2, 1, 2, 1]
     never = Restarts(Settings(tp=3, recover="never"))
     assert list(never.sizes()) == []
     assert never.why_no_more() == ""
@@ -313,4 +350,4 @@ def test_which_losses_are_final():
 
 def test_the_kernels_count_of_kills_for_want_of_memory_is_read():
     told = dict(line.split() for line in Path("/proc/vmstat").read_text().splitlines())
-    assert recovery.count_oom_kills() == int(told["oom_kill"])
+    assert restarts_module.count_oom_kills() == int(told["oom_kill"])

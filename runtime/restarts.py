@@ -38,15 +38,15 @@ class Restarts:
     def sizes(self) -> Iterator[int]:
         """Rank counts to try one after the other, until one comes up; ends where no further start is allowed.
 
-        "shrink" tries fewer and fewer ranks; all of that counts as one start.
+        "shrink" tries fewer and fewer ranks, and all of that counts as one start. The limit is also one recovery's: a
+        start that ends by its deadline takes longer than its share of the window.
         """
         num_ranks = self._settings.tp
-        if self._settings.recover == "shrink":
-            if self._take():
-                yield from range(num_ranks, 0, -1)
-        elif self._settings.recover == "same":
-            while self._take():
-                yield num_ranks
+        as_many_or_fewer = range(num_ranks, 0, -1) if self._settings.recover == "shrink" else (num_ranks,)
+        for _ in range(self._settings.recover_limit):
+            if self._settings.recover == "never" or not self._take():
+                return
+            yield from as_many_or_fewer
 
     def why_no_more(self) -> str:
         """What an error says of the end of all attempts."""
