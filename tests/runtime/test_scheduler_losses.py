@@ -232,12 +232,13 @@ def test_requests_under_suspicion_are_computed_one_by_one_and_together_again_onc
     gang = FakeGang()
     scheduler.apply(plan := scheduler.plan(), gang.compute(plan))
     lost_plan = scheduler.plan()
+    assert lost_plan is not None
     assert len(lost_plan.runs) == 2
     assert scheduler.lose(lost_plan, by_its_rows=True) == []
     gang = FakeGang()
     alone = []
     plan = scheduler.plan()
-    while len({run.slot for run in plan.runs}) == 1:
+    while plan is not None and len({run.slot for run in plan.runs}) == 1:
         alone.append(plan.runs[0].slot)
         scheduler.apply(plan, gang.compute(plan))
         plan = scheduler.plan()
