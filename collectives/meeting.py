@@ -20,6 +20,7 @@ WORDS_PER_ROW = 16
 _ARRIVALS, _PID, _END, _NOTE = range(4)  # words of a rank's row
 
 _GENERATIONS = 1 << 31  # they are counted modulo this
+_AWAY_S = 1.0  # a sleep that ends this much later than asked for says nothing of the peers
 _LOOK_S = 1.0  # how long to sleep between two looks at the peers: a death is noticed within it
 
 CLOSED, FAILED = 1, 2
@@ -107,6 +108,8 @@ class Meeting:
         look_at_s = min(deadline_s, time.monotonic() + _LOOK_S)
         seen = _C.meeting_pass(self._words, self.rank, self.generation, look_at_s)
         while seen != _C.MEETING_MET:
+            if (away_s := time.monotonic() - look_at_s) > _AWAY_S:  # this process was stopped, and maybe all of them
+                deadline_s += away_s + _LOOK_S  # and a look more
             self._refuse_to_wait(seen == _C.MEETING_BROKEN_OFF, deadline_s)
             look_at_s = min(deadline_s, time.monotonic() + _LOOK_S)
             seen = _C.meeting_wait(self._words, self.generation, look_at_s)

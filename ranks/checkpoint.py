@@ -79,6 +79,19 @@ class Checkpoint:
                 )
         return cls(model_dir, files, entries, _digest(model_dir, files))
 
+    def stamp(self) -> str:
+        """SHA-256 over which files these are on this machine, and when they were last written: device, inode, size,
+        mtime. Two looks at a folder whose files nobody has replaced or written in between come to the same.
+        """
+        found = hashlib.sha256()
+        for file in (self.model_dir / "config.json", *self.files):
+            try:
+                facts = file.stat()
+            except OSError as error:
+                raise ModelError(f"{file} cannot be looked at: {error.strerror}") from None
+            found.update(f"{file.name} {facts.st_dev} {facts.st_ino} {facts.st_size} {facts.st_mtime_ns}\0".encode())
+        return found.hexdigest()
+
     def ignored(self, prefixes: Iterable[str]) -> dict[str, Ignored]:
         """By prefix, where there are any: the tensors whose names begin with it."""
         by_prefix = {

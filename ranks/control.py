@@ -73,6 +73,16 @@ def rank_identity(run_id: str, rank: int) -> bytes:
     return f"{run_id}:{rank}".encode()
 
 
+def end_if_stopped(pid: int) -> None:
+    """SIGKILL for a process that a signal has stopped: it cannot see that it shall end."""
+    try:
+        letter = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+        if letter == "T":
+            os.kill(pid, signal.SIGKILL)
+    except OSError:
+        return  # it has ended
+
+
 def die_with_parent(parent_pid: int) -> None:
     """Ask the kernel for SIGKILL when the thread that started this process ends; exit if it has already.
 

@@ -50,7 +50,9 @@ class Message(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=True)
 class Setup(Message, frozen=True):
     """What a rank needs before its first slow step. `store_path` is the rendezvous file of the data plane.
 
-    `previous_step` is the last step of the gang before, 0 for the run's first: steps are numbered through a run.
+    `model_stamp` says which files the pool has checked (Checkpoint.stamp): no rank may read others, nor may one that is
+    started later. `previous_step` is the last step of the gang before, 0 for the run's first: steps are numbered
+    through a run.
     """
 
     protocol: Index
@@ -77,6 +79,7 @@ class Setup(Message, frozen=True):
     store_path: str
     start_timeout_s: Seconds
     step_timeout_s: Seconds
+    model_stamp: str
     previous_step: Index = 0
 
 

@@ -16,7 +16,7 @@ from ..collectives.delays import DelayedTransport
 from ..collectives.hazards import HazardCounts
 from ..collectives.kinds import TRANSPORTS
 from ..collectives.transport import SingleRank
-from ..errors import ConfigError, LeafsumError
+from ..errors import ConfigError, LeafsumError, ModelError
 from . import poison
 from .checkpoint import Checkpoint
 from .configs.load import load_spec
@@ -38,6 +38,7 @@ def load_engine(setup: Setup, journal: Journal) -> tuple[Engine, Ready]:
     model_dir = Path(setup.model_dir)
     spec = load_spec(model_dir)
     checkpoint = Checkpoint.open(model_dir)
+    refuse_other_files(checkpoint, setup.model_stamp)
     journal.note("meeting", num_ranks=setup.num_ranks)
     transport = meet_peers(setup)
     transport_name = name_of(transport)
@@ -57,6 +58,7 @@ def load_engine(setup: Setup, journal: Journal) -> tuple[Engine, Ready]:
         hazards=hazards,
     )
     model = build_model(spec, checkpoint, context)
+    refuse_other_files(checkpoint, setup.model_stamp)  # none was replaced while it was read
     engine = make_engine(model, transport, setup, hazards)
     ready = Ready(
         rank=setup.rank,
@@ -70,6 +72,19 @@ def load_engine(setup: Setup, journal: Journal) -> tuple[Engine, Ready]:
         versions=versions(),
     )
     return engine, ready
+
+
+def refuse_other_files(checkpoint: Checkpoint, stamp: str) -> None:
+    """Raises ModelError where a file of the model is not the one that the pool has checked.
+
+    Ranks read different weights, and a gang that is started again would go on with others, without a difference
+    between its ranks.
+    """
+    if checkpoint.stamp() != stamp:
+        raise ModelError(
+            f"a file of {checkpoint.model_dir} was replaced or written since the pool was started: its ranks would not "
+            "all have the same model. Leave a folder alone while it serves, and start a new pool for a new model"
+        )
 
 
 def make_engine(model: CausalModel, transport: Transport, setup: Setup, hazards: HazardCounts | None = None) -> Engine:

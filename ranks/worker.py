@@ -26,7 +26,7 @@ import setproctitle
 import zmq
 
 from ..errors import DeadlineExceeded, ProtocolError, TransportError
-from .control import die_with_parent, open_socket, poll, rank_identity
+from .control import die_with_parent, end_if_stopped, open_socket, poll, rank_identity
 from .journal import Journal
 from .logs import configure_logs
 from .messages import (
@@ -90,10 +90,11 @@ class Worker:
     `end_fds` become readable when the coordinator ends or wants this rank to leave: death pipes, a pidfd.
     """
 
-    def __init__(self, socket_path: Path, run_id: str, rank: int, end_fds: list[int]) -> None:
+    def __init__(self, socket_path: Path, run_id: str, rank: int, end_fds: list[int], parent_pid: int = 0) -> None:
         self.run_id = run_id
         self.rank = rank
         self.end_fds = end_fds
+        self.parent_pid = parent_pid
         self.step = -1
         self.engine: Engine | None = None
         self.busy = False
@@ -236,6 +237,8 @@ class Worker:
         self.socket.send(encode(message))
 
     def _leave_as_told(self) -> None:
+        if os.getppid() == self.parent_pid:  # the program has ended, and its coordinator has not: is it able to?
+            end_if_stopped(self.parent_pid)
         self.journal.note("leaving", self.step, level=logging.INFO)
         self.leave(0)
 
@@ -303,7 +306,7 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # it ends the process as SIGTERM does, with no interpreter shutdown
     configure_logs(args.log_level, args.run_id, args.rank)
     setproctitle.setproctitle(f"leafsum: rank {args.rank}/{args.tp} {args.run_id}")
-    Worker(args.socket, args.run_id, args.rank, end_fds_of(args.death_fd, args.coordinator_pid)).run()
+    Worker(args.socket, args.run_id, args.rank, end_fds_of(args.death_fd, args.coordinator_pid), args.parent_pid).run()
 
 
 if __name__ == "__main__":

@@ -118,6 +118,7 @@ class Child(Process):
                 env=env,
                 start_new_session=True,  # a terminal's Ctrl-C reaches the program alone, which then ends its children
             )
+            self._last_status: int | None = None
             super().__init__(role, self._process.pid)
         except BaseException:
             self.tell_to_leave()
@@ -129,14 +130,28 @@ class Child(Process):
         """Close the death pipe: the child sees what it would see if its parent had died, and leaves at once."""
         self._tell()
 
+    def forget(self) -> None:
+        self._last_status = self.exit_status()
+        if self._last_status is not None:
+            self._process.wait()  # takes it from the kernel's table; until then any thread may ask for its status
+        super().forget()
+
     def _exit_status(self) -> int | None:
         if self.pidfd < 0:
-            return self._process.returncode
-        return self._process.wait()  # at once; Popen.poll says None while another thread asks
+            return self._last_status
+        try:
+            ended = os.waitid(os.P_PIDFD, self.pidfd, os.WEXITED | os.WNOWAIT)
+        except ChildProcessError:  # a program that ignores SIGCHLD, or waits for any child, has taken it
+            return EXIT_UNKNOWN
+        assert ended is not None, "its pidfd said that it has ended"
+        return ended.si_status if ended.si_code == os.CLD_EXITED else -ended.si_status
 
 
 EXIT_UNKNOWN = 1 << 16
-"""Exit status of a process that ended and is no child of this one."""
+"""Exit status of a process that ended and is no child of this one, or was waited for by somebody else."""
+
+LIMITS_HINT = "Look at the limits of processes and open files (ulimit -u, ulimit -n), and at free memory"
+"""What to do where a process cannot be started."""
 
 STOPPED = "stopped by a signal"
 
@@ -175,7 +190,7 @@ def describe_exit(exit_status: int | None) -> str:
     if exit_status is None:
         return "still running"
     if exit_status == EXIT_UNKNOWN:
-        return "how it ended, its own parent knows"
+        return "how it ended is not known here"
     if exit_status >= 0:
         return f"exit code {exit_status}"
     try:

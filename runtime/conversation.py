@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import os
 import queue
 import threading
@@ -18,7 +19,7 @@ from ..errors import LeafsumError, PoolClosed
 from ..ranks.control import open_socket
 from ..ranks.messages import encode
 from .admission import Batch
-from .child import KILL_TIMEOUT_S, TERMINATE_TIMEOUT_S, Child, describe_exit, end_processes
+from .child import KILL_TIMEOUT_S, LIMITS_HINT, TERMINATE_TIMEOUT_S, Child, describe_exit, end_processes
 from .fatal import error_of
 from .inbox import Inbox, Word
 from .line import CLOSE_TIMEOUT_S, GONE, START_QUESTION, Line
@@ -38,6 +39,12 @@ many."""
 
 ORDER_WEIGHT = 16
 
+TELL_TIMEOUT_S = 1.0
+"""How long a log may take for the events of a pool that is closed."""
+
+AWAY_S = 1.0
+"""A wait that ends this much later than asked for: the process itself was stopped, and nobody else was silent."""
+
 CLOSED = "this pool is closed; make a new one"
 CLOSED_MEANWHILE = Fatal(kind=PoolClosed.__name__, text="this pool was closed by another thread")
 
@@ -56,6 +63,15 @@ class Conversation:
         self.run_folder = RunFolder.make()
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         try:
+            self._open(log_level, queue_limit)
+        except BaseException as error:
+            # Ctrl-C may come before pyzmq lists a new socket: close() would wait for it, and only a frame holds it
+            traceback.clear_frames(error.__traceback__)
+            self.close()
+            raise
+
+    def _open(self, log_level: str, queue_limit: int) -> None:
+        try:
             socket = open_socket(self._context, zmq.PAIR, self.run_folder.host_socket, bind=False)
             arguments = ["--run-folder", str(self.run_folder.path), "--run-id", self.run_folder.run_id]
             arguments += ["--log-level", log_level]
@@ -63,11 +79,8 @@ class Conversation:
             self._line = Line(socket, self._coordinator, self.run_folder.run_id, queue_limit)
             dropped = weakref.finalize(self, _let_go, self._line, self._owner_pid)
             dropped.atexit = False  # the coordinator sees the program's end by itself
-        except BaseException as error:
-            # Ctrl-C may come before pyzmq lists a new socket: close() would wait for it, and only a frame holds it
-            traceback.clear_frames(error.__traceback__)
-            self.close()
-            raise
+        except (OSError, zmq.ZMQError) as error:
+            raise LeafsumError(f"cannot start the coordinator: {error.strerror}. {LIMITS_HINT}") from error
 
     def require_open(self) -> tuple[Child, Line]:
         """The coordinator, and the line to it.
@@ -206,6 +219,8 @@ class Conversation:
             self._context.destroy(linger=0)
             self.run_folder.remove()
             self._is_closed = True
+        if self._line is not None:
+            self._line.recoveries.wait_told(TELL_TIMEOUT_S)
 
 
 class _Patience:
@@ -219,13 +234,19 @@ class _Patience:
         self._coordinator = coordinator
         self._limit_s = limit_s
         self._begin_s = time.monotonic()
+        self._due_s = math.inf
 
     def left_s(self) -> float:
         """The rest of it. Where nothing is left, the line is ended: what comes next is its end."""
+        now_s = time.monotonic()
+        if now_s > self._due_s + AWAY_S:
+            self._begin_s = now_s
         limit_s = self._limit_s + self._line.recoveries.allowance_s
-        left_s = max(self._begin_s, self._line.last_heard_s) + limit_s - time.monotonic()
+        left_s = max(self._begin_s, self._line.last_heard_s) + limit_s - now_s
         if left_s > 0.0:
-            return min(left_s, self._limit_s)  # and look again: the gang may be there before its time
+            left_s = min(left_s, self._limit_s)  # and look again: the gang may be there before its time
+            self._due_s = now_s + left_s
+            return left_s
         self._line.hang_up(silence(self._coordinator, limit_s))
         return limit_s
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import logging
+import signal
 import sys
 import time
 from collections import deque
@@ -155,6 +156,7 @@ class Coordinator:
             self._tell_of_loss(error)
             self.gang.end()
             for request in self.scheduler.lose(plan, by_its_rows=by_its_rows):
+                self.restarts.forgive(request.num_strikes)
                 self._report(RequestStep(request, 0, (), "failed", f"{KILLS_RANKS}: {error}"))
             plan = None  # blamed once
             try:
@@ -173,6 +175,7 @@ class Coordinator:
         settings, start = self.settings, self.first_word
         self.num_oom_kills = count_oom_kills()
         self.traffic = {}
+        self.run_folder.restore()
         self._gang = gang = Gang(
             self.context,
             self.run_folder,
@@ -377,6 +380,7 @@ def main() -> None:
     args = parser.parse_args()
     setproctitle.setproctitle(f"leafsum: coordinator {args.run_id}")
     configure_logs(args.log_level, args.run_id)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # a program that ignores it hands that on, and exit codes are lost
     try:
         coordinator = Coordinator(
             RunFolder(args.run_folder, args.run_id),

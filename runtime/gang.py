@@ -47,6 +47,9 @@ LEAVE_TIMEOUT_S = 3.0
 CAUSE_TIMEOUT_S = 2.0
 """After a rank reports a broken exchange: how long to look for the rank that broke it."""
 
+AWAY_S = 1.0
+"""A wait that ends this much later than asked for says nothing of those who were waited for."""
+
 LAST_WORDS_MS = 200
 """A death can be seen before the last message of the dead: how long to look for one."""
 
@@ -135,6 +138,9 @@ class Gang:
         deadline_s = (time.monotonic() if begin_s is None else begin_s) + timeout_s
         while len(answers) < self.num_ranks:
             if not self.poll(deadline_s - time.monotonic()):
+                if time.monotonic() > deadline_s + AWAY_S:  # this process was stopped, and the ranks maybe with it
+                    deadline_s = time.monotonic() + timeout_s
+                    continue
                 raise self._late(what, timeout_s, answers)
             message = self._receive()
             if message is None:

@@ -49,5 +49,6 @@ def setup_of(settings: Settings, start: Start, limits: Limits, run_id: str, gang
         store_path=gang.store_path,
         start_timeout_s=settings.start_timeout_s,
         step_timeout_s=settings.step_timeout_s + RANK_GRACE_S,
+        model_stamp=start.model_stamp,
         previous_step=gang.previous_step,
     )

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Protocol
 
 from ..errors import LeafsumError
-from .child import Child, Process
+from .child import LIMITS_HINT, Child, Process
 
 
 class Launcher(Protocol):
@@ -41,10 +41,7 @@ class Spawner:
         try:
             return Child(f"rank {rank}", "leafsum.ranks.worker", arguments, rank_environment(), self._host_death_fd)
         except OSError as error:
-            raise LeafsumError(
-                f"cannot start rank {rank} of {num_ranks}: {error.strerror}. Look at the limits of processes and open "
-                "files (ulimit -u, ulimit -n), and at free memory"
-            ) from error
+            raise LeafsumError(f"cannot start rank {rank} of {num_ranks}: {error.strerror}. {LIMITS_HINT}") from error
 
 
 class Joiner:

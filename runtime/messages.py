@@ -23,6 +23,7 @@ class Start(Message, frozen=True):
     settings: Annotated[dict[Name, str | Count | Seconds | bool], msgspec.Meta(max_length=MAX_NAMES)]
     model_dir: str
     model_digest: Name
+    model_stamp: Name
     model_max_context: Index
     num_layers: Index
 

@@ -66,7 +66,7 @@ class WorkerPool:
         self._request_ids = itertools.count()
         self._conversation = Conversation(self.settings.log_level, self.settings.queue_limit)
         try:
-            self._start(checkpoint.digest)
+            self._start(checkpoint)
         except BaseException:
             self.close()
             raise
@@ -163,11 +163,12 @@ class WorkerPool:
 
         await to_thread(self.close)
 
-    def _start(self, model_digest: str) -> None:
+    def _start(self, checkpoint: Checkpoint) -> None:
         start = Start(
             settings=self.settings.to_dict(),
             model_dir=str(self.model_dir),
-            model_digest=model_digest,
+            model_digest=checkpoint.digest,
+            model_stamp=checkpoint.stamp(),
             model_max_context=self.spec.max_context,
             num_layers=self.spec.num_layers,
         )

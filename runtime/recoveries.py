@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 from collections import deque
 from dataclasses import dataclass, replace
 from typing import Any
@@ -42,6 +43,7 @@ class Recoveries:
         """How much longer than else the coordinator may be silent, while it starts a gang."""
         self._run_id = run_id
         self._newest: deque[Recovery] = deque(maxlen=NUM_KEPT)
+        self._teller: threading.Thread | None = None
 
     def take(self, event: GangLost | GangRecovered) -> None:
         if isinstance(event, GangLost):
@@ -57,9 +59,27 @@ class Recoveries:
             pids = ",".join(map(str, event.pids))
             facts = {"number": event.number, "seconds": event.seconds, "tp": event.num_ranks, "pids": pids}
             line = event_line(self._run_id, "gang-recovered", **facts)
-        log.warning("%s", line)
+        self._tell(line)
+
+    def wait_told(self, timeout_s: float) -> None:
+        """Until the log has all events so far, but not for long: its handlers are the program's."""
+        if self._teller is not None and self._teller is not threading.current_thread():
+            self._teller.join(timeout_s)
+
+    def _tell(self, line: str) -> None:
+        """In a thread of its own, after the one before: a handler may block, raise, or call the pool, and the line's
+        thread serves every caller.
+        """
+        self._teller = threading.Thread(target=_log_after, args=(self._teller, line), name="leafsum-event", daemon=True)
+        self._teller.start()
 
     @property
     def newest(self) -> tuple[Recovery, ...]:
         """The newest 64, oldest first."""
         return tuple(self._newest)
+
+
+def _log_after(before: threading.Thread | None, line: str) -> None:
+    if before is not None:
+        before.join()
+    log.warning("%s", line)

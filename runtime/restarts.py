@@ -24,8 +24,16 @@ from ..errors import (
 )
 from .settings import Settings
 
-OUTSIDE_SIGNALS = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
-"""A process gets these of others. SIGSEGV, SIGBUS, SIGABRT and their like come of what it did."""
+INSIDE_SIGNALS = (
+    signal.SIGSEGV,
+    signal.SIGBUS,
+    signal.SIGABRT,
+    signal.SIGFPE,
+    signal.SIGILL,
+    signal.SIGTRAP,
+    signal.SIGSYS,
+)
+"""These come of what a process did. Others it gets of somebody else, or of a limit on all that it has done."""
 
 
 class Restarts:
@@ -47,6 +55,11 @@ class Restarts:
             if self._settings.recover == "never" or not self._take():
                 return
             yield from as_many_or_fewer
+
+    def forgive(self, num_starts: int) -> None:
+        """What was lost to a request that is found and given up is no sign of a machine that fails."""
+        for _ in range(min(num_starts, len(self._starts_s))):
+            self._starts_s.pop()
 
     def why_no_more(self) -> str:
         """What an error says of the end of all attempts."""
@@ -88,7 +101,8 @@ def is_from_outside(error: LeafsumError, *, has_stopped_rank: bool, num_oom_kill
     request may well be the cause.
     """
     if isinstance(error, RankLost):
-        was_killed = error.exit_status is not None and -error.exit_status in OUTSIDE_SIGNALS
+        status = error.exit_status or 0
+        was_killed = status < 0 and -status not in INSIDE_SIGNALS
         return was_killed and not (error.exit_status == -signal.SIGKILL and num_oom_kills)
     return isinstance(error, DeadlineExceeded) and has_stopped_rank
 

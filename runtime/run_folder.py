@@ -62,7 +62,22 @@ class RunFolder:
     def hold(self) -> None:
         """Keep others from taking the folder for abandoned, for as long as this process lives."""
         self._hold_fds.append(os.open(lock_of(self.path), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
-        fcntl.flock(self._hold_fds[0], fcntl.LOCK_SH)
+        fcntl.flock(self._hold_fds[-1], fcntl.LOCK_SH)
+
+    def restore(self) -> None:
+        """Make the folder again where somebody has removed it, such as one who cleans up TMPDIR.
+
+        Raises ConfigError where it cannot be, or has been made by another user meanwhile.
+        """
+        try:
+            self.path.mkdir(mode=0o700)
+        except FileExistsError:
+            if self.path.lstat().st_uid != os.getuid():
+                raise ConfigError(f"{self.path} is another user's; expected this run's folder") from None
+        except OSError as error:
+            raise ConfigError(f"cannot make the run folder {self.path} again: {error.strerror}") from error
+        else:
+            self.hold()
 
     def remove(self) -> None:
         """Remove the folder. Safe to call again, and while another process does the same."""
@@ -74,7 +89,7 @@ class RunFolder:
 
     def ranks_socket(self, gang_number: int) -> Path:
         """Every gang of a run has its own, so that a late word of a lost one reaches nobody."""
-        return self.path / f"ranks-{gang_number}.sock"
+        return self.path / f"ranks-{gang_number:06}.sock"  # as long for every gang: paths have a limit
 
     def store(self, gang_number: int) -> Path:
         """The rendezvous file of a gang's data plane."""

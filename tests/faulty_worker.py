@@ -56,10 +56,11 @@ class FaultyWorker(Worker):
         phase = starting("load")
         victim.meet(phase, at_socket=False, anywhere=True)
         if victim.take(phase, {"unreadable weights"}):
-            setup = msgspec.structs.replace(setup, model_dir=str(copy_of(setup)))
-            damage(Path(setup.model_dir))
+            damage(copy_of(setup))
+            setup = with_own_copy(setup)
         if own_weights().exists() or victim.take("weights", {"a copy of its own"}):
-            setup = msgspec.structs.replace(setup, model_dir=str(copy_of(setup)))
+            copy_of(setup)
+            setup = with_own_copy(setup)
         answer = super()._load(setup)
         if not HAS_A_GANG_BEFORE and victim.take("ready", {"closed socket"}):
             victim.close_connection()
@@ -92,6 +93,14 @@ def copy_of(setup: Setup) -> Path:
     if not own_weights().exists():
         shutil.copytree(setup.model_dir, own_weights())
     return own_weights()
+
+
+def with_own_copy(setup: Setup) -> Setup:
+    """Its files are taken for those that the pool has checked, as if these had become what it finds."""
+    from leafsum.ranks import start
+
+    start.refuse_other_files = lambda _checkpoint, _stamp: None  # type: ignore[assignment, misc]
+    return msgspec.structs.replace(setup, model_dir=str(own_weights()))
 
 
 def damage(model_dir: Path) -> None:

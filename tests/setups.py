@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from leafsum.ranks.checkpoint import Checkpoint
 from leafsum.ranks.configs.load import load_spec
 from leafsum.ranks.messages import Setup
 from leafsum.runtime.gang_setup import GangFacts, setup_of
@@ -23,9 +24,15 @@ def make_start(settings: Settings, max_context: int = 512) -> Start:
         settings=settings.to_dict(),
         model_dir=settings.model,
         model_digest=MODEL_DIGEST,
+        model_stamp=stamp_of(Path(settings.model)),
         model_max_context=max_context,
         num_layers=2,
     )
+
+
+def stamp_of(model_dir: Path) -> str:
+    """Of a folder that may not be there, for coordinators whose ranks are played."""
+    return Checkpoint.open(model_dir).stamp() if (model_dir / "config.json").exists() else "stamp"
 
 
 def make_setup(model_dir: Path, run_path: Path, rank: int = 0, **fields: Any) -> Setup:

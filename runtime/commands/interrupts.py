@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 
 from ...errors import PoolClosed
 from .stdio import say
+
+ONE_PRESS_S = 0.3
+"""One Ctrl-C may come several times: of the terminal, and of a program around this one that passes it on."""
 
 DRAINING = "finishing what has begun and cancelling the rest; Ctrl-C again ends at once"
 
@@ -33,9 +38,15 @@ class FirstInterrupt:
             yield
             return
 
-        def on_interrupt(_number: int, _frame: FrameType | None) -> None:
-            signal.signal(signal.SIGINT, own)
-            self.came = True
+        first_s = -math.inf
+
+        def on_interrupt(number: int, frame: FrameType | None) -> None:
+            nonlocal first_s
+            if self.came:
+                if time.monotonic() > first_s + ONE_PRESS_S:
+                    own(number, frame)
+                return
+            self.came, first_s = True, time.monotonic()
             say(DRAINING)
             with contextlib.suppress(PoolClosed):  # what ends it is told by whoever waits
                 drain()

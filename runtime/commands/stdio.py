@@ -7,9 +7,13 @@ from __future__ import annotations
 
 import logging
 import os
+import select
 import sys
 
 from ...errors import OutputError
+
+PIPE_BYTES = 4096
+"""PIPE_BUF: as many a pipe takes whole, if it takes any."""
 
 
 def hold_standard_streams() -> None:
@@ -85,10 +89,21 @@ def say(text: str) -> None:
 
 def tell(text: str) -> None:
     """To standard error. A text may quote a model's file or template: no terminal is to obey what stands there."""
+    data = printable(text).encode(errors="backslashreplace")
     try:
-        os.write(2, printable(text).encode(errors="backslashreplace"))
+        while data and takes_now(2):
+            data = data[os.write(2, data[:PIPE_BYTES]) :]
     except OSError:
         return  # nobody listens there; the exit code still tells
+
+
+def takes_now(fd: int) -> bool:
+    """Whether a descriptor takes PIPE_BYTES within a second: a pipe that nobody reads, or a terminal after Ctrl-S, may
+    never do so, and must not hold the program up.
+    """
+    ready = select.poll()
+    ready.register(fd, select.POLLOUT)
+    return bool(ready.poll(1000))
 
 
 def show_log(level: str) -> None:
@@ -104,7 +119,7 @@ class _LogHandler(logging.Handler):
     """To what sys.stderr is when a line comes: a progress line keeps its place below it."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        if sys.stderr is None:
+        if sys.stderr is None or not takes_now(2):
             return
         try:
             sys.stderr.write(self.format(record) + "\n")

@@ -7,10 +7,12 @@ import subprocess
 import sys
 import threading
 import time
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from leafsum import _C
+from leafsum.collectives import meeting as meeting_module
 from leafsum.collectives.meeting import FAILED, Meeting, Peers, num_words
 
 
@@ -49,6 +51,20 @@ def test_all_meet_again_and_again():
     for thread in threads:
         thread.join()
     assert [seat.generation for seat in seats] == [500] * 4
+
+
+def test_a_rank_that_was_stopped_itself_is_not_late(monkeypatch):
+    """As in a container that is paused: all deadlines have passed when its processes go on, and nobody was late."""
+    seat = meetings(2)[0]
+    at_peace = SimpleNamespace(
+        MEETING_MET=_C.MEETING_MET,
+        MEETING_BROKEN_OFF=_C.MEETING_BROKEN_OFF,
+        meeting_pass=lambda *_: time.sleep(meeting_module._AWAY_S + 0.5),
+        meeting_wait=lambda *_: _C.MEETING_MET,
+    )
+    monkeypatch.setattr(meeting_module, "_C", at_peace)
+    seat.wait_for_all(soon())
+    assert seat.generation == 1
 
 
 def test_a_rank_that_has_ended_is_missed_by_name():

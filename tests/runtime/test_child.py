@@ -6,11 +6,12 @@ import signal
 import subprocess
 import sys
 import textwrap
+import threading
 from pathlib import Path
 
 import pytest
 from leafsum.runtime import child as child_module
-from leafsum.runtime.child import STOPPED, Child, describe_exit, end_processes
+from leafsum.runtime.child import EXIT_UNKNOWN, STOPPED, Child, describe_exit, end_processes
 from processes import wait_until
 
 TESTS = Path(__file__).resolve().parent.parent
@@ -101,3 +102,26 @@ def test_a_parent_that_is_killed_takes_its_child_along():
 )
 def test_an_exit_is_named(exit_status, text):
     assert describe_exit(exit_status) == text
+
+
+def test_an_exit_code_that_somebody_else_has_taken_is_not_known():
+    """As where a program ignores SIGCHLD, or waits for any child."""
+    one = Child("fails", "stand_in", ["fails"], env=ENV)
+    os.waitpid(one.pid, 0)
+    assert one.wait(60.0) == EXIT_UNKNOWN
+    assert describe_exit(EXIT_UNKNOWN) == "how it ended is not known here"
+    end_processes([one], 0.0)
+    assert one.exit_status() == EXIT_UNKNOWN
+
+
+def test_any_thread_may_ask_how_a_child_has_ended():
+    one = Child("fails", "stand_in", ["fails"], env=ENV)
+    found = []
+    threads = [threading.Thread(target=lambda: found.append(one.wait(60.0))) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == [3] * 8
+    end_processes([one], 0.0)
+    assert one.exit_status() == 3

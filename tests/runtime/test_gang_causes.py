@@ -4,14 +4,38 @@ from __future__ import annotations
 
 import signal
 import threading
+import time
 from dataclasses import replace
 
 import pytest
 from leafsum.errors import ConfigError, DeadlineExceeded, ModelError, ProtocolError, RankError, RankLost, RankMismatch
 from leafsum.ranks.messages import PROTOCOL_VERSION
 from leafsum.runtime import gang as gang_module
-from processes import all_gone
+from processes import all_gone, wait_until
 from runtime.fake_run import FIRST_TOKEN, FakeRank
+
+
+def test_a_coordinator_that_was_stopped_itself_waits_anew(make_run, monkeypatch):
+    """As in a container that is paused: the deadline has passed for everybody, and nobody was late."""
+    real_poll, slept = gang_module.poll, []
+
+    def poll(poller, timeout_s):
+        if timeout_s is not None and timeout_s < 2.0 and not slept:
+            slept.append(timeout_s)
+            time.sleep(timeout_s + gang_module.AWAY_S + 0.5)
+            return set()
+        return real_poll(poller, timeout_s)
+
+    run = make_run(step_timeout_s=1.5)
+    run.start()
+    monkeypatch.setattr(gang_module, "poll", poll)
+    run.submit()
+    plans = [rank.hear_plan() for rank in run.ranks]
+    wait_until(lambda: slept, "the step's wait")
+    for rank, plan in zip(run.ranks, plans, strict=True):
+        rank.say(rank.result(plan))
+    assert run.hear() == FIRST_TOKEN
+
 
 # Failures
 

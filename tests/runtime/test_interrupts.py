@@ -68,13 +68,21 @@ def test_one_that_failed_is_told_as_well(script, capfd):
 
 
 @pytest.mark.parametrize("command", [GENERATE, ("demo",)])
-def test_the_second_one_ends_at_once(command, script, capfd):
+def test_the_second_one_ends_at_once(command, script, capfd, monkeypatch):
+    monkeypatch.setattr(interrupts, "ONE_PRESS_S", -1.0)
     script.under_way = lambda: (interrupt(), interrupt())
     assert run(command) == 130
     signal.signal(signal.SIGINT, signal.default_int_handler)  # the end of a command ignores what comes after it
     out, err = capfd.readouterr()
     assert (out, err) == ("", f"{TOLD}\nleafsum: interrupted\n")
     assert (script.num_drains, script.closed) == (1, 1)
+
+
+def test_one_press_that_comes_twice_is_one(script, capfd):
+    """Of the terminal, and of a program around this one that passes it on."""
+    script.under_way = lambda: None if script.num_drains else (interrupt(), interrupt())
+    assert run([*GENERATE, "--json"]) == 130
+    assert len(capfd.readouterr().out.splitlines()) == 2
 
 
 def test_the_demonstration_ends_after_the_text_that_was_under_way(script, capfd):

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import threading
 import time
 
 import msgspec
@@ -80,3 +81,61 @@ def test_a_gang_that_does_not_come_back_in_time_is_the_coordinators_silence(coor
     coordinator.say(msgspec.structs.replace(LOST, timeout_s=0.3))
     late = caller.outcome()
     assert (type(late), late.what, late.timeout_s) == (DeadlineExceeded, "coordinator", 0.5)
+
+
+class Handler(logging.Handler):
+    """A program's own, which does what no handler should."""
+
+    def __init__(self, deed) -> None:
+        super().__init__()
+        self.deed = deed
+        self.seen: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.seen.append(record.getMessage())
+        self.deed()
+
+
+@pytest.mark.parametrize("deed", ["raises", "blocks", "calls the pool"])
+def test_a_log_handler_of_the_program_holds_up_no_caller(deed, coordinator, monkeypatch):
+    told, unblock = [], threading.Event()
+    monkeypatch.setattr(threading, "excepthook", lambda raised: told.append(raised.exc_type))
+
+    def raise_something() -> None:
+        raise KeyboardInterrupt
+
+    deeds = {
+        "raises": raise_something,
+        "blocks": lambda: unblock.wait(60.0),
+        "calls the pool": lambda: coordinator.conversation.ask(ask, 60.0),
+    }
+    handler = Handler(deeds[deed])
+    monkeypatch.setattr(logging.getLogger("leafsum.pool"), "handlers", [handler])
+    caller = Caller(coordinator.stream().result)
+    coordinator.hear()
+    coordinator.say(LOST, RECOVERED, finished(0, 0))
+    assert [each.finish_reason for each in caller.outcome()] == ["length"]
+    wait_until(lambda: handler.seen, "the event")
+    unblock.set()
+    if deed == "calls the pool":
+        coordinator.say(answer(0), answer(1))
+    wait_until(lambda: len(handler.seen) == 2, "both events, in their order")
+    assert ["event=gang-lost" in line for line in handler.seen] == [True, False]
+    assert len(told) == (2 if deed == "raises" else len(told))
+
+
+def test_a_program_that_was_stopped_itself_waits_anew(coordinator, monkeypatch):
+    """As in a container that is paused: nobody was silent while there was nobody to hear."""
+    now_s = [1000.0]
+    monkeypatch.setattr(conversation_module.time, "monotonic", lambda: now_s[0])
+    conversation = coordinator.conversation
+    conversation.require_open()[1].last_heard_s = now_s[0]
+    patience = conversation._patience(10.0)
+    limit_s = 10.0 + conversation_module.GRACE_S
+    assert patience.left_s() == limit_s
+    now_s[0] += limit_s + 500.0
+    assert patience.left_s() == limit_s, "anew"
+    now_s[0] += limit_s + 0.5
+    assert conversation.require_open()[1].end is None
+    patience.left_s()
+    wait_until(lambda: conversation.require_open()[1].end is not None, "the end, for real silence")

@@ -287,6 +287,15 @@ def test_starts_are_counted_within_the_window(monkeypatch):
     assert "2 of at most 2 starts" in restarts.why_no_more()
 
 
+def test_starts_that_a_request_has_cost_are_forgiven():
+    restarts = Restarts(Settings(tp=1, recover_limit=2))
+    assert list(restarts.sizes()) == [1, 1]
+    restarts.forgive(1)
+    assert list(restarts.sizes()) == [1]
+    restarts.forgive(5)
+    assert list(restarts.sizes()) == [1, 1]
+
+
 def test_how_large_a_gang_is_tried(monkeypatch):
     assert list(Restarts(Settings(tp=3, recover="shrink", recover_limit=1)).sizes()) == [3, 2, 1]
     assert list(Restarts(Settings(tp=3, recover="same", recover_limit=2)).sizes()) == [3, 3]
@@ -316,6 +325,9 @@ LATE = DeadlineExceeded("late", what="step 3", timeout_s=1.0)
         (lost(-signal.SIGKILL), False, 0, True),
         (lost(-signal.SIGKILL), False, 1, False),
         (lost(-signal.SIGTERM), False, 1, True),
+        (lost(-signal.SIGUSR1), False, 0, True),
+        (lost(-signal.SIGXCPU), False, 0, True),
+        (lost(-signal.SIGABRT), False, 0, False),
         (lost(-signal.SIGSEGV), False, 0, False),
         (lost(-signal.SIGBUS), False, 0, False),
         (lost(1), False, 0, False),

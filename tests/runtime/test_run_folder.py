@@ -128,3 +128,28 @@ def test_a_base_where_everybody_can_rename_a_run_folder_is_refused(base, mode, i
         with pytest.raises(ConfigError, match="no sticky bit"):
             RunFolder.make()
     assert list(base.iterdir()) == []
+
+
+def test_the_paths_of_every_gang_are_of_one_length(base):
+    """Else a run would start, and could not be started again after its tenth gang."""
+    folder = RunFolder(base, "0123456789ab")
+    assert len({len(str(folder.ranks_socket(number))) for number in (0, 9, 10, 99_999)}) == 1
+
+
+def test_a_folder_that_was_removed_is_made_again_and_held(base):
+    folder = RunFolder.make()
+    run_folder.shutil.rmtree(folder.path)
+    folder.restore()
+    folder.restore()
+    assert stat.S_IMODE(folder.path.stat().st_mode) == 0o700
+    run_folder.remove_abandoned(base)
+    assert folder.path.exists()
+    folder.remove()
+
+
+@pytest.mark.usefixtures("base")
+def test_a_folder_that_another_user_has_made_in_its_place_is_refused(monkeypatch):
+    folder = RunFolder.make()
+    monkeypatch.setattr(run_folder.os, "getuid", lambda: 12345)
+    with pytest.raises(ConfigError, match="another user's"):
+        folder.restore()

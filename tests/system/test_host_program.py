@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
+import textwrap
 import threading
 import time
 from itertools import zip_longest
@@ -241,3 +242,29 @@ def test_a_drained_pool_ends_what_has_begun_and_serves_again(pool, expected):
     assert first.prompt_index == 0
     assert [each.finish_reason for each in found] == ["length", *["cancelled"] * 5]
     assert pool.generate(PROMPTS, SAMPLING) == expected
+
+
+def test_a_program_that_ignores_its_children_is_told_the_right_causes_all_the_same(tmp_path):
+    """An ignored SIGCHLD is inherited, and a process that has it learns no exit code."""
+    program = """
+        import os, signal
+        signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+        from leafsum import RankLost, SamplingParams, WorkerPool
+        sampling = SamplingParams(max_tokens=4, ignore_eos=True)
+        with WorkerPool(model="tiny", tp=2, threads=1, kv_tokens=512) as pool:
+            os.kill(pool.witness().ranks[1].pid, signal.SIGKILL)
+            pool.generate([[1, 2]], sampling)
+            print(pool.recoveries[0].cause)
+            os.kill(pool.coordinator_pid, signal.SIGKILL)
+            try:
+                pool.generate([[1, 2]], sampling)
+            except RankLost as error:
+                print(error)
+    """
+    command = [sys.executable, "-c", textwrap.dedent(program)]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=120, check=True)
+    rank, coordinator = done.stdout.splitlines()
+    assert "rank 1 of 2" in rank
+    assert "signal SIGKILL" in rank
+    assert "the coordinator" in coordinator
+    assert "is gone: how it ended is not known here" in coordinator

@@ -50,6 +50,7 @@ class Run:
                 settings=SETTINGS.to_dict(),
                 model_dir=str(model_dir),
                 model_digest=Checkpoint.open(model_dir).digest,
+                model_stamp=Checkpoint.open(model_dir).stamp(),
                 model_max_context=spec.max_context,
                 num_layers=spec.num_layers,
             )
@@ -109,5 +110,5 @@ def test_a_death_of_one_is_seen_and_final(run):
     while not isinstance(word := run.hear(), Fatal):
         pass
     assert (word.kind, word.role) == ("RankLost", "rank 1")
-    assert "its own parent knows" in word.text
+    assert "how it ended is not known here" in word.text
     assert run.ranks[0].wait(WAIT_S) == -signal.SIGTERM

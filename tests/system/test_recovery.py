@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import random
+import shutil
+import stat
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 
 import pytest
 from broken_coordinator import break_ranks
 from broken_worker import DEADLY
+from leafsum.errors import ModelError
+from leafsum.ranks.tiny import ensure_tiny
 from leafsum.runtime.pool import WorkerPool
 from leafsum.runtime.recoveries import Recovery
 from leafsum.runtime.sampling import Completion, SamplingParams
@@ -155,18 +160,48 @@ def kill_all_of(run_id: str, num_ranks: int) -> bool:
     return any(tp < num_ranks for tp in pids.values())
 
 
-def test_a_request_that_crashes_ranks_is_given_up_and_the_others_come_to_the_same_bytes(undisturbed, monkeypatch):
-    """It crashes one gang in company and one alone, no third."""
+def test_requests_that_crash_ranks_are_given_up_and_the_others_come_to_the_same_bytes(undisturbed, monkeypatch):
+    """Each crashes one gang in company and one alone, no third; those starts count no more once it is found."""
     num_tokens = 12
     break_ranks(monkeypatch, "dies of a token")
-    deadly = [5, 6, DEADLY, 7]
-    with start(tp=2) as pool:
-        *others, last, given_up = pool.generate([*PROMPTS, deadly], sampling(num_tokens))
-        assert len(came_up(pool)) == 2
+    deadly = [[5, 6, DEADLY, 7], [DEADLY]]
+    with start(tp=2, recover_limit=3) as pool:
+        found = pool.generate([*PROMPTS, *deadly], sampling(num_tokens))
+        assert len(came_up(pool)) in (3, 4), "both may have part in the first"
         assert all("signal SIGSEGV" in recovery.cause for recovery in pool.recoveries)
-    assert (given_up.finish_reason, given_up.token_ids) == ("failed", ())
-    assert "twice with the same rows; it is given up: rank 1 of 2" in given_up.error
-    assert bits_of([*others, last]) == undisturbed(num_tokens)
+    others, given_up = found[:NUM_STREAMS], found[NUM_STREAMS:]
+    assert [(each.finish_reason, each.token_ids) for each in given_up] == [("failed", ())] * 2
+    assert all("twice with the same rows; it is given up: rank 1 of 2" in each.error for each in given_up)
+    assert bits_of(others) == undisturbed(num_tokens)
+
+
+def test_a_new_gang_never_goes_on_with_other_weights(tmp_path):
+    """The same names, shapes and sizes with other bytes, and nothing told that could differ: it is refused all the
+    same, by the files themselves.
+    """
+    model = Path(shutil.copytree(ensure_tiny(), tmp_path / "model"))
+    with WorkerPool(model=str(model), tp=2, threads=1, kv_tokens=512) as pool:
+        pool.generate([[1, 2]], sampling(2))
+        weights = model / "model.safetensors"
+        other = tmp_path / "other"
+        other.write_bytes(weights.read_bytes()[:-4] + bytes(4))
+        other.replace(weights)
+        kill_one(pool.run_id, random.Random(1))
+        with pytest.raises(ModelError, match=r"a file of .*model was replaced or written since the pool was started"):
+            pool.generate([[1, 2]], sampling(2))
+
+
+def test_a_run_folder_that_somebody_has_removed_is_made_again():
+    with start(tp=2) as pool:
+        (expected,) = pool.generate([PROMPTS[0]], sampling(6))
+        shutil.rmtree(pool.run_folder)
+        kill_one(pool.run_id, random.Random(1))
+        (found,) = pool.generate([PROMPTS[0]], sampling(6))
+        assert len(came_up(pool)) == 1
+        folder = pool.run_folder
+        assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    assert bits_of([found]) == bits_of([expected])
+    assert not folder.exists()
 
 
 def test_recovery_over_gloo(undisturbed):
