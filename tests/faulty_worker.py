@@ -19,7 +19,7 @@ from leafsum.ranks.messages import FromRank, Plan, Ready, Setup, StepResult
 from leafsum.ranks.worker import Worker
 
 SOCKET = Path(option("--socket"))
-HAS_A_GANG_BEFORE = SOCKET.name != "ranks-0.sock"
+HAS_A_GANG_BEFORE = int(SOCKET.stem.partition("-")[2]) > 0
 WEIGHTS = "model.safetensors"
 
 victim = Victim(f"rank {option('--rank')}")

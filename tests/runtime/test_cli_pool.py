@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from leafsum.runtime.commands.interrupts import ONE_PRESS_S
 from processes import rank_pids
 
 TINY = ("--model", "tiny", "--threads", "1")
@@ -138,6 +139,7 @@ def test_the_second_ctrl_c_while_text_is_written_leaves_what_came(as_json, envir
         begin = process.stdout.read(40)
         process.send_signal(signal.SIGINT)
         told = process.stderr.readline()
+        time.sleep(2 * ONE_PRESS_S)
         process.send_signal(signal.SIGINT)
         rest, err = process.stdout.read(), process.stderr.read()
         process.wait(timeout=60)
