@@ -14,6 +14,8 @@ CHUNK = 500
 
 PROMPT_TOKENS = 64
 
+NUM_ROUNDS = 3
+
 FULL = pytest.param(1000, 10_000, 2 << 20, marks=pytest.mark.full)
 
 
@@ -30,7 +32,8 @@ def num_descriptors(pid: int) -> int:
 @pytest.mark.parametrize(("num_before", "num_requests", "most_growth_bytes"), [(500, 1500, 1 << 20), FULL])
 def test_memory_does_not_grow_with_the_number_of_requests(num_before, num_requests, most_growth_bytes):
     """At most 1,049, in the full run 233, bytes a request in any process: one that is kept takes more, for its tokens
-    alone 550. Measured: 30, and 500 KiB now and then, whatever the number of requests, of allocators' scattered holes.
+    alone 550. Measured: 30, and up to 2 MiB now and then, whatever the number of requests, of allocators' scattered
+    holes: so one of three rounds must stay below, in every process. What is kept grows in all of them.
     """
     sampling = SamplingParams(max_tokens=1, ignore_eos=True)
     with WorkerPool(model="tiny", tp=2, threads=1) as pool:
@@ -42,10 +45,15 @@ def test_memory_does_not_grow_with_the_number_of_requests(num_before, num_reques
                 completions = pool.generate([[1 + number % 250] * PROMPT_TOKENS for number in range(CHUNK)], sampling)
                 assert all(len(completion.token_ids) == 1 for completion in completions)
 
+        def look() -> dict[str, tuple[int, int]]:
+            return {role: (memory_bytes(pid), num_descriptors(pid)) for role, pid in roles.items()}
+
         run_requests(num_before)
-        before = {role: (memory_bytes(pid), num_descriptors(pid)) for role, pid in roles.items()}
-        run_requests(num_requests - num_before)
-        after = {role: (memory_bytes(pid), num_descriptors(pid)) for role, pid in roles.items()}
-    growth = {role: after[role][0] - before[role][0] for role in roles}
-    assert {role: grown for role, grown in growth.items() if grown > most_growth_bytes} == {}
-    assert {role: after[role][1] for role in roles} == {role: before[role][1] for role in roles}
+        looks = [look()]
+        growing = list(roles)
+        while growing and len(looks) <= NUM_ROUNDS:
+            run_requests(num_requests - num_before)
+            looks.append(look())
+            growing = [role for role in growing if looks[-1][role][0] - looks[-2][role][0] > most_growth_bytes]
+    assert growing == [], looks
+    assert {role: looks[-1][role][1] for role in roles} == {role: looks[0][role][1] for role in roles}
