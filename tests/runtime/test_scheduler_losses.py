@@ -214,6 +214,15 @@ def test_a_request_that_kills_ranks_is_found_and_no_other_is_taken_for_it(sizes,
     assert told == {request_id: each for request_id, each in undisturbed.items() if request_id != poisoned}
 
 
+def served(sizes: list[tuple[int, int]], num_steps: int) -> Scheduler:
+    """After as many steps of one gang."""
+    scheduler, gang = scheduler_with(sizes), FakeGang()
+    for _ in range(num_steps):
+        plan = scheduler.plan()
+        scheduler.apply(plan, gang.compute(plan))
+    return scheduler
+
+
 def test_a_request_that_kills_ranks_loses_two_gangs_and_no_third():
     scheduler = scheduler_with([(3, 4), (4, 2), (2, 6)], poisoned=1)
     gang, num_lost = FakeGang(), 0
@@ -247,11 +256,7 @@ def test_requests_under_suspicion_are_computed_one_by_one_and_together_again_onc
 
 
 def test_only_rows_that_lost_a_gang_before_are_a_second_strike():
-    scheduler = scheduler_with([(2, 12)])
-    gang = FakeGang()
-    for _ in range(6):
-        plan = scheduler.plan()
-        scheduler.apply(plan, gang.compute(plan))
+    scheduler = served([(2, 12)], num_steps=6)
     assert scheduler.lose(scheduler.plan(), by_its_rows=True) == []
     assert scheduler.waiting[0].suspect_rows == range(7, 8)
     assert scheduler.lose(scheduler.plan(), by_its_rows=True) == [], "the first rows again, which had come out before"
@@ -260,11 +265,7 @@ def test_only_rows_that_lost_a_gang_before_are_a_second_strike():
 
 
 def test_a_row_that_was_finite_and_is_not_any_more_is_no_fault_of_the_request():
-    scheduler = scheduler_with([(4, 8)])
-    gang = FakeGang()
-    for _ in range(3):
-        plan = scheduler.plan()
-        scheduler.apply(plan, gang.compute(plan))
+    scheduler = served([(4, 8)], num_steps=3)
     scheduler.lose(scheduler.plan(), by_its_rows=False)
     plan = scheduler.plan()
     first, *rest = FakeGang().compute(plan)
@@ -291,11 +292,7 @@ def test_a_new_gang_that_comes_to_other_rows_is_fatal_and_named(num_steps_before
 
 
 def test_a_new_gang_with_the_same_tokens_and_another_residual_is_fatal_and_named():
-    scheduler = scheduler_with([(4, 8)])
-    gang = FakeGang()
-    for _ in range(3):
-        plan = scheduler.plan()
-        scheduler.apply(plan, gang.compute(plan))
+    scheduler = served([(4, 8)], num_steps=3)
     scheduler.lose(scheduler.plan(), by_its_rows=False)
     (request,) = scheduler.waiting
     assert request.lost is not None
@@ -310,11 +307,7 @@ def test_a_new_gang_with_the_same_tokens_and_another_residual_is_fatal_and_named
 
 
 def test_a_request_cancelled_before_the_new_gang_has_made_it_good_ends_as_it_was():
-    scheduler = scheduler_with([(4, 8)])
-    gang = FakeGang()
-    for _ in range(3):
-        plan = scheduler.plan()
-        scheduler.apply(plan, gang.compute(plan))
+    scheduler = served([(4, 8)], num_steps=3)
     before = facts_of(scheduler.live[0])
     scheduler.lose(scheduler.plan(), by_its_rows=False)
     if plan := scheduler.plan():
