@@ -46,6 +46,7 @@ __all__ = [
     "RankLost",
     "RankMismatch",
     "ReceiptMismatch",
+    "Recovery",
     "RequestFailed",
     "SamplingParams",
     "Settings",
@@ -56,6 +57,7 @@ __all__ = [
 
 if TYPE_CHECKING:
     from .runtime.pool import WorkerPool
+    from .runtime.recoveries import Recovery
     from .runtime.sampling import Completion, SamplingParams
     from .runtime.settings import Settings
     from .runtime.stream import Delta, Stream
@@ -63,6 +65,7 @@ else:
     _HOME_OF = {
         "Completion": ".runtime.sampling",
         "Delta": ".runtime.stream",
+        "Recovery": ".runtime.recoveries",
         "SamplingParams": ".runtime.sampling",
         "Settings": ".runtime.settings",
         "Stream": ".runtime.stream",

@@ -65,8 +65,10 @@ def _delta_as_given(delta: Delta, prompts: Sequence[PromptSource]) -> Delta:
 def say_what_was_cancelled(completions: Sequence[Completion]) -> None:
     """After an interrupt, where the exit code cannot say more."""
     num_cancelled = sum(found.finish_reason == "cancelled" for found in completions)
-    told = [f"interrupted: {num_cancelled} of {len(completions)} prompts were cancelled before they began"]
-    say("; ".join([*told, *_failures(completions)]))
+    told = f"interrupted: {num_cancelled} of {len(completions)} prompts were cancelled before they began"
+    if not num_cancelled:
+        told = "interrupted: every prompt had begun, and has its result"
+    say("; ".join([told, *_failures(completions)]))
 
 
 def require_none_failed(completions: Sequence[Completion]) -> None:

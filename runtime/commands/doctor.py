@@ -27,7 +27,10 @@ A line for every run of yours that lives: its id, age, program, and of each proc
 CPU time and resident memory. Run folders that no run holds are what a killed run left; the next start removes them.
 """
 
-RUN_ADVICE = "if it stays so, end the program; what is left then, end with kill -9"
+RUN_ADVICE = (
+    "a rank that is stopped or missing is replaced at its next step's deadline (--step-timeout-s), and kill -CONT PID "
+    "wakes a stopped one; a coordinator that is stopped, or what a dead program left, end with kill -9"
+)
 
 
 @click.command(epilog=EPILOG)

@@ -41,7 +41,11 @@ token_ids, text; the last of a prompt has no id, and the prompt's object as comp
 
 \b
 The first Ctrl-C while prompts are under way lets what has begun go on to its end, cancels the rest (finish_reason
-cancelled), and writes the results; the second ends at once. Exit codes: 0 done, 1 failed, 2 wrong use, 130 Ctrl-C.
+cancelled), and writes the results; the second ends at once. If the whole run fails, results that were ready are lost:
+--stream --json writes each as it ends. Exit codes: 0 done, 1 failed, 2 wrong use, 130 Ctrl-C, also with all results.
+
+\b
+Every setting is a variable too: --step-timeout-s is LEAFSUM_STEP_TIMEOUT_S; the flag wins.
 """
 
 WITHOUT_TEXT = ("failed", "cancelled")

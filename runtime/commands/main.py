@@ -71,7 +71,7 @@ def _tell(error: Exception, debug: bool) -> int:
         if isinstance(error, RankError) and error.traceback_text:
             say(f"on rank {error.rank}:\n{error.traceback_text}")
         if isinstance(error, GangError) and error.events:
-            say("\n".join(["the last events of the rank that this is about:", *error.events]))
+            say("\n".join(["the last events about that rank, in seconds before now:", *error.events]))
     if isinstance(error, OutputError):
         discard_output()
     if isinstance(error, LeafsumError):

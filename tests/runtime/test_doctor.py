@@ -112,7 +112,7 @@ def test_a_live_run_is_a_line_and_one_to_look_at_stands_out(run_found, status, w
     _, line, abandoned = capfd.readouterr().out.splitlines()
     assert line.startswith(f"{status:4}  run        ab12 tp {run_found.tp}, 12 s old")
     assert words in line
-    assert ("end the program" in line) is (status == "warn")
+    assert ("end with kill -9" in line) is (status == "warn")
     assert abandoned == f"ok    abandoned  {ABANDONED} -> the next start removes it"
     assert run(["doctor", "--json"]) == 0
     told = json.loads(capfd.readouterr().out)
