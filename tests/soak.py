@@ -55,6 +55,7 @@ def settings(tp: int) -> dict[str, object]:
         "kv_tokens": 8192,
         "concurrency": NUM_CLIENTS,
         "prefill_chunk": 48,
+        "start_timeout_s": 60.0,
         "step_timeout_s": 6.0,
         "recover_limit": 1_000_000,
         "log_level": "error",
