@@ -14,6 +14,7 @@ from pathlib import Path
 import zmq
 
 from ..errors import ConfigError
+from .machine import stat_fields
 from .messages import MAX_MESSAGE_BYTES
 
 IPC_PATH_LIMIT_BYTES = 107
@@ -24,6 +25,15 @@ LINGER_MS = 1000
 
 RECONNECT_MS = 10
 """How often the connecting side tries while the binding side starts."""
+
+LAST_WORDS_MS = 200
+"""A death can be seen before the last message of the dead: how long to look for one."""
+
+END_TIMEOUT_S = 1.0
+"""A dying peer's connection may break before its end is seen: how long to look for it."""
+
+AWAY_S = 1.0
+"""A wait that ends this much later than asked for: this process was stopped itself, and nobody else was late."""
 
 PR_SET_PDEATHSIG = 1
 
@@ -76,8 +86,7 @@ def rank_identity(run_id: str, rank: int) -> bytes:
 def end_if_stopped(pid: int) -> None:
     """SIGKILL for a process that a signal has stopped: it cannot see that it shall end."""
     try:
-        letter = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-        if letter == "T":
+        if stat_fields(Path(f"/proc/{pid}/stat"))[0] == "T":
             os.kill(pid, signal.SIGKILL)
     except OSError:
         return  # it has ended

@@ -40,11 +40,11 @@ class Event(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Journal:
-    """Notes events of one rank, or (`rank` None) of a process that is none. From any thread."""
+    """Notes events of one rank. From any thread."""
 
-    def __init__(self, logger: logging.Logger, run_id: str, rank: int | None = None) -> None:
+    def __init__(self, logger: logging.Logger, run_id: str, rank: int) -> None:
         self._logger = logger
-        self._where = f"run={run_id}" + (f" rank={rank}" if rank is not None else "")
+        self._where = f"run={run_id} rank={rank}"
         self._noted: deque[tuple[float, str, int, dict[str, object]]] = deque(maxlen=NUM_EVENTS_KEPT)
 
     def note(self, name: str, step: int = -1, *, level: int = logging.DEBUG, **facts: object) -> None:

@@ -26,7 +26,7 @@ import setproctitle
 import zmq
 
 from ..errors import DeadlineExceeded, ProtocolError, TransportError
-from .control import die_with_parent, end_if_stopped, open_socket, poll, rank_identity
+from .control import END_TIMEOUT_S, die_with_parent, end_if_stopped, open_socket, poll, rank_identity
 from .journal import Journal
 from .logs import configure_logs
 from .messages import (
@@ -53,9 +53,6 @@ log = logging.getLogger("leafsum.worker")
 
 SETUP_TIMEOUT_S = 60.0
 """How long a rank waits for its Setup; the coordinator answers a Hello at once."""
-
-END_TIMEOUT_S = 1.0
-"""A dying coordinator's socket may break before its end is seen: how long to look for it."""
 
 NUM_SLOTS_TOLD = 8
 """Slots of a plan that its event names."""

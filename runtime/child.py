@@ -19,6 +19,8 @@ import weakref
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from ..ranks.machine import stat_fields
+
 log = logging.getLogger("leafsum.child")
 
 TERMINATE_TIMEOUT_S = 5.0
@@ -73,7 +75,7 @@ class Process:
         letters = set()
         for stat in Path(f"/proc/{self.pid}/task").glob("*/stat"):
             with contextlib.suppress(OSError):  # a thread that has just ended
-                letters.add(stat.read_text().rpartition(")")[2].split()[0])
+                letters.add(stat_fields(stat)[0])
         return next((state for letter, state in STATES.items() if letter in letters), "gone")
 
     def forget(self) -> None:

@@ -16,7 +16,7 @@ import msgspec
 import zmq
 
 from ..errors import LeafsumError, PoolClosed
-from ..ranks.control import open_socket
+from ..ranks.control import AWAY_S, open_socket
 from ..ranks.messages import encode
 from .admission import Batch
 from .child import KILL_TIMEOUT_S, LIMITS_HINT, TERMINATE_TIMEOUT_S, Child, describe_exit, end_processes
@@ -41,9 +41,6 @@ ORDER_WEIGHT = 16
 
 TELL_TIMEOUT_S = 1.0
 """How long a log may take for the events of a pool that is closed."""
-
-AWAY_S = 1.0
-"""A wait that ends this much later than asked for: the process itself was stopped, and nobody else was silent."""
 
 CLOSED = "this pool is closed; make a new one"
 CLOSED_MEANWHILE = Fatal(kind=PoolClosed.__name__, text="this pool was closed by another thread")

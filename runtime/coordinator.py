@@ -17,13 +17,14 @@ from collections import deque
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import setproctitle
 import zmq
 
 from ..errors import ConfigError, GangError, LeafsumError, ModelError, PromptError, ProtocolError
 from ..ranks.control import open_socket, poll
-from ..ranks.journal import Journal
+from ..ranks.journal import event_line
 from ..ranks.logs import configure_logs
 from ..ranks.messages import Plan, StepResult, Traffic, decode, encode
 from .agreement import agreed
@@ -82,7 +83,6 @@ class Coordinator:
         self.host = open_socket(self.context, zmq.PAIR, run_folder.host_socket, bind=True)
         self.host_death_fd = host_death_fd
         self.launcher = launcher
-        self.journal = Journal(log, run_folder.run_id)
         self.traffic: dict[int, Traffic] = {}
         self.heard: deque[ToCoordinator] = deque()
         self._gang: Gang | None = None
@@ -112,9 +112,9 @@ class Coordinator:
                     if plan:
                         self._release(plan, results)
         except HostGone:
-            self.journal.note("pool-gone", level=logging.INFO)
+            self._log("pool-gone")
         except Exception as error:
-            self.journal.note("fatal", level=logging.INFO, kind=type(error).__name__, text=error)
+            self._log("fatal", kind=type(error).__name__, text=error)
             with contextlib.suppress(HostGone):
                 self._tell_pool(fatal_of(error))
         finally:
@@ -177,12 +177,7 @@ class Coordinator:
         self.traffic = {}
         self.run_folder.restore()
         self._gang = gang = Gang(
-            self.context,
-            self.run_folder,
-            self.launcher,
-            self.host_death_fd,
-            num_ranks=num_ranks,
-            number=self.num_lost,
+            self.context, self.run_folder, self.launcher, self.host_death_fd, num_ranks=num_ranks, number=self.num_lost
         )
         facts = GangFacts(num_ranks, str(self.run_folder.store(gang.number)), self.scheduler.step)
         gang.start(
@@ -191,7 +186,7 @@ class Coordinator:
             model_digest=start.model_digest,
             timeout_s=settings.start_timeout_s,
         )
-        self.journal.note("ready", level=logging.INFO, gang=gang.number, tp=num_ranks)
+        self._log("ready", gang=gang.number, tp=num_ranks)
 
     def _tell_of_loss(self, error: LeafsumError) -> None:
         self.num_lost += 1
@@ -203,14 +198,17 @@ class Coordinator:
             num_open=self.scheduler.num_open,
             timeout_s=self.settings.start_timeout_s + ENDING_S,
         )
-        self.journal.note("gang-lost", lost.step, level=logging.INFO, number=lost.number, cause=lost.cause)
+        self._log("gang-lost", lost.step, number=lost.number, cause=lost.cause)
         self._tell_pool(lost)
 
     def _tell_of_recovery(self, seconds: float) -> None:
         pids = tuple(self.gang.processes[rank].pid for rank in range(self.gang.num_ranks))
         number, num_ranks = self.num_lost, self.gang.num_ranks
-        self.journal.note("gang-recovered", level=logging.INFO, number=number, tp=num_ranks, seconds=seconds)
+        self._log("gang-recovered", number=number, tp=num_ranks, seconds=seconds)
         self._tell_pool(GangRecovered(number=number, num_ranks=num_ranks, pids=pids, seconds=seconds))
+
+    def _log(self, name: str, step: int = -1, **facts: Any) -> None:
+        log.info("%s", event_line(self.run_folder.run_id, name, step=step, **facts))
 
     def obey(self) -> None:
         """Act on all that the pool has said so far. Between steps only: a plan under way is never touched."""

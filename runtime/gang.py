@@ -19,7 +19,7 @@ from ..errors import (
     RankError,
     RankLost,
 )
-from ..ranks.control import open_socket, poll, rank_identity
+from ..ranks.control import AWAY_S, LAST_WORDS_MS, open_socket, poll, rank_identity
 from ..ranks.journal import Journal, event_line, merged_lines
 from ..ranks.messages import (
     FROM_RANK,
@@ -46,12 +46,6 @@ LEAVE_TIMEOUT_S = 3.0
 
 CAUSE_TIMEOUT_S = 2.0
 """After a rank reports a broken exchange: how long to look for the rank that broke it."""
-
-AWAY_S = 1.0
-"""A wait that ends this much later than asked for says nothing of those who were waited for."""
-
-LAST_WORDS_MS = 200
-"""A death can be seen before the last message of the dead: how long to look for one."""
 
 A = TypeVar("A", Hello, Ready, StepResult)
 

@@ -19,7 +19,7 @@ from functools import partial
 import zmq
 
 from ..errors import ProtocolError
-from ..ranks.control import poll
+from ..ranks.control import END_TIMEOUT_S, LAST_WORDS_MS, poll
 from ..ranks.messages import MAX_MESSAGE_BYTES, decode, encode
 from .admission import Admission, Batch
 from .child import Child, end_processes
@@ -42,12 +42,6 @@ from .recoveries import Recoveries
 
 CLOSE_TIMEOUT_S = 20.0
 """How long the coordinator may take to end its ranks, told, SIGTERM, SIGKILL, and leave; then it gets the same."""
-
-END_TIMEOUT_S = 1.0
-"""A dying coordinator's connection may break before its end is seen: how long to look for it."""
-
-LAST_WORDS_MS = 200
-"""A death can be seen before the last message of the dead: how long to look for one."""
 
 START_QUESTION = 0
 """Started is the answer to the first question; the others count on from it."""

@@ -10,6 +10,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from ..ranks.machine import stat_fields
+
 TITLE = re.compile(r"leafsum: (?:coordinator|rank (?P<rank>\d+)/(?P<tp>\d+)) (?P<run_id>[0-9a-f]+)")
 """What a coordinator and a rank call themselves in ps."""
 
@@ -124,8 +126,8 @@ def _titled_processes(proc: Path) -> Iterator[tuple[re.Match[str], LiveProcess, 
 
 
 def _process(folder: Path, title: re.Match[str], now_s: float) -> tuple[LiveProcess, int]:
-    """The process, and its parent's pid, of proc(5)'s /proc/PID/stat: the fields after the name in parentheses."""
-    fields = (folder / "stat").read_text().rpartition(")")[2].split()
+    """The process, and its parent's pid."""
+    fields = stat_fields(folder / "stat")
     state, parent_pid = fields[0], int(fields[1])
     user_ticks, system_ticks, start_ticks, num_pages = (int(fields[index]) for index in (11, 12, 19, 21))
     process = LiveProcess(

@@ -39,9 +39,10 @@ class Scheduler:
         self.step = 0
         self.most_rows = 0
         self.most_live_requests = 0
-        self._free_slots = list(range(limits.num_slots - 1, -1, -1))
-        self._free_pages = list(range(limits.num_pages - 1, -1, -1))
-        self._releases: list[int] = []
+        self._free_slots: list[int]
+        self._free_pages: list[int]
+        self._releases: list[int]
+        self._free_all()
 
     @property
     def num_open(self) -> int:
@@ -73,9 +74,7 @@ class Scheduler:
             request.lose()
             self.waiting.appendleft(request)
         self.live = {}
-        self._free_slots = list(range(self.limits.num_slots - 1, -1, -1))
-        self._free_pages = list(range(self.limits.num_pages - 1, -1, -1))
-        self._releases = []
+        self._free_all()
         return culprits
 
     def plan(self) -> Plan | None:
@@ -101,6 +100,12 @@ class Scheduler:
             for run, result in zip(plan.runs, results, strict=True)
             if run.slot in self.live  # not of a request that an earlier run of the same step has ended
         ]
+
+    def _free_all(self) -> None:
+        """As a gang begins."""
+        self._free_slots = list(range(self.limits.num_slots - 1, -1, -1))
+        self._free_pages = list(range(self.limits.num_pages - 1, -1, -1))
+        self._releases = []
 
     def _admit(self) -> tuple[Admit, ...]:
         admits = []

@@ -53,7 +53,7 @@ def test_what_others_say_is_one_line_that_names_the_run(pipe, logger):
 
 
 def test_a_long_line_is_cut_to_what_a_pipe_takes_whole(pipe, logger):
-    Journal(logger, "r").note("long", text="ü " * 9000)
+    Journal(logger, "r", 0).note("long", text="ü " * 9000)
     logger.error("and of others: %s", "ü " * 9000)
     for line in os.read(pipe[0], 1 << 20).splitlines():
         assert len(line) < MAX_LINE_BYTES
@@ -64,7 +64,7 @@ def test_lines_that_are_not_taken_are_counted_and_the_next_one_tells(pipe, logge
     with contextlib.suppress(BlockingIOError):
         while True:
             os.write(pipe[1], bytes(4096))
-    journal = Journal(logger, "r")
+    journal = Journal(logger, "r", 0)
     journal.note("first")
     journal.note("second")
     os.read(pipe[0], 1 << 20)

@@ -9,6 +9,7 @@ from dataclasses import replace
 
 import pytest
 from leafsum.errors import ConfigError, DeadlineExceeded, ModelError, ProtocolError, RankError, RankLost, RankMismatch
+from leafsum.ranks.control import AWAY_S
 from leafsum.ranks.messages import PROTOCOL_VERSION
 from leafsum.runtime import gang as gang_module
 from processes import all_gone, wait_until
@@ -22,7 +23,7 @@ def test_a_coordinator_that_was_stopped_itself_waits_anew(make_run, monkeypatch)
     def poll(poller, timeout_s):
         if timeout_s is not None and timeout_s < 2.0 and not slept:
             slept.append(timeout_s)
-            time.sleep(timeout_s + gang_module.AWAY_S + 0.5)
+            time.sleep(timeout_s + AWAY_S + 0.5)
             return set()
         return real_poll(poller, timeout_s)
 
