@@ -135,6 +135,7 @@ def test_a_program_that_was_stopped_itself_waits_anew(coordinator, monkeypatch):
     assert patience.left_s() == limit_s
     now_s[0] += limit_s + 500.0
     assert patience.left_s() == limit_s, "anew"
+    assert conversation.require_open()[1]._hang_up is None
     now_s[0] += limit_s + 0.5
     assert conversation.require_open()[1].end is None
     patience.left_s()

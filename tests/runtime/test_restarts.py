@@ -159,7 +159,10 @@ def test_what_one_rank_does_wrong_is_recovered_and_named(run, deed, cause):
     assert re.match(cause, lost.cause)
 
 
-def test_a_request_that_kills_its_ranks_twice_alone_is_returned_as_failed_and_the_pool_goes_on(run):
+def test_a_request_that_kills_its_ranks_twice_alone_is_returned_as_failed_and_the_pool_goes_on(make_run):
+    """The two starts that it cost are all that are allowed, and count no more."""
+    run = make_run(recover="same", recover_limit=2)
+    run.second_step()
     for gang in (1, 2):
         speaker = run.ranks[2]
         run.await_gang(gang)
@@ -176,6 +179,9 @@ def test_a_request_that_kills_its_ranks_twice_alone_is_returned_as_failed_and_th
         if gang == 1:
             for rank in run.ranks:
                 rank.hear_plan()
+    lose(run, gang=3)
+    run.come_up()
+    assert isinstance(run.hear(), GangRecovered)
     run.submit(request_id=1, max_tokens=1)
     for rank in run.ranks:
         plan = rank.hear_plan()

@@ -274,6 +274,14 @@ def test_a_row_that_was_finite_and_is_not_any_more_is_no_fault_of_the_request():
         scheduler.apply(plan, (bad, *rest))
 
 
+def test_after_a_loss_the_oldest_are_first_again():
+    """Those that had begun before those that had not, each as they came."""
+    scheduler = served([(2, 6)] * 5, num_steps=1)
+    assert len(scheduler.live) == 3
+    scheduler.lose(None, by_its_rows=False)
+    assert [request.request_id for request in scheduler.waiting] == [0, 1, 2, 3, 4]
+
+
 def test_a_loss_while_idle_accuses_nobody():
     scheduler = scheduler_with([(2, 6)])
     gang = FakeGang()
